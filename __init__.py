@@ -1,0 +1,81 @@
+"""Tunes the hybrid attention kernel of a serving engine, keeps the best configs, and answers which one to launch.
+
+The names here are the public interface. Each is imported when it is first used, so that `import attention_tuner` loads
+neither torch nor triton, and looking up a config loads neither of them at all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .db.lookup import lookup as lookup
+    from .db.store import Store as Store
+    from .db.table import ConfigTable as ConfigTable
+    from .kernel_templates.batch import Batch as Batch
+    from .kernel_templates.batch import BatchBucket as BatchBucket
+    from .kernel_templates.batch import Shape as Shape
+    from .kernel_templates.errors import TunerError as TunerError
+    from .kernel_templates.gpu import Gpu as Gpu
+    from .kernel_templates.outcome import BestConfig as BestConfig
+    from .kernel_templates.spec import AttentionSpec as AttentionSpec
+    from .kernel_templates.variant import Variant as Variant
+    from .tuner.tune import tune as tune
+
+    __version__: str
+
+__all__ = [
+    "AttentionSpec",
+    "Batch",
+    "BatchBucket",
+    "BestConfig",
+    "ConfigTable",
+    "Gpu",
+    "Shape",
+    "Store",
+    "TunerError",
+    "Variant",
+    "__version__",
+    "lookup",
+    "tune",
+]
+
+_HOMES = {
+    "AttentionSpec": ".kernel_templates.spec",
+    "Batch": ".kernel_templates.batch",
+    "BatchBucket": ".kernel_templates.batch",
+    "BestConfig": ".kernel_templates.outcome",
+    "ConfigTable": ".db.table",
+    "Gpu": ".kernel_templates.gpu",
+    "Shape": ".kernel_templates.batch",
+    "Store": ".db.store",
+    "TunerError": ".kernel_templates.errors",
+    "Variant": ".kernel_templates.variant",
+    "lookup": ".db.lookup",
+    "tune": ".tuner.tune",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        value = _installed_version()
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _installed_version() -> str:
+    """The installed version, or "unknown" for a checkout that is run without being installed."""
+    try:
+        return importlib.metadata.version("attention-tuner")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

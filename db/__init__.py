@@ -1,0 +1,24 @@
+"""What was found: trials and best configs in a database, exports of them, and the lookup that an engine asks."""
+
+from .export import SCHEMA_VERSION, export_json, import_json
+from .lookup import load_table, lookup, shipped_configs
+from .records import EnvironmentOf, Setting, TrialRecord
+from .store import Store, default_path
+from .table import Answer, ConfigTable, Source
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Answer",
+    "ConfigTable",
+    "EnvironmentOf",
+    "Setting",
+    "Source",
+    "Store",
+    "TrialRecord",
+    "default_path",
+    "export_json",
+    "import_json",
+    "load_table",
+    "lookup",
+    "shipped_configs",
+]

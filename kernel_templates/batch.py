@@ -1,0 +1,157 @@
+"""Batches of sequences, and the bucket that a batch is tuned and looked up under."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import astuple, dataclass
+
+from .errors import BatchError
+from .spec import AttentionSpec
+
+# A sequence with at most this many query tokens is decode or verification: memory-bound, on small tiles.
+SHORT_QUERY = 8
+
+_GROUP = re.compile(r"(\d+)x(\d+)@(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The sequences of one launch, each `(query_len, context_len)`; context tokens are already in the cache."""
+
+    sequences: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if not self.sequences:
+            raise BatchError("a batch needs at least one sequence")
+        for query_len, context_len in self.sequences:
+            if query_len < 1 or context_len < 0:
+                raise BatchError(f"a sequence needs at least 1 query token and no negative context, "
+                                 f"not {query_len} at {context_len}")
+
+    @classmethod
+    def parse(cls, text: str) -> Batch:
+        """Read `COUNTxQUERY@CONTEXT,...`, such as `1x512@16384,63x1@32768`. Raises `BatchError`."""
+        sequences: list[tuple[int, int]] = []
+        for part in text.split(","):
+            match = _GROUP.fullmatch(part.strip())
+            if match is None:
+                raise BatchError(f"cannot read {part.strip()!r} in batch {text!r}; "
+                                 "expected COUNTxQUERY@CONTEXT,... such as 1x512@16384,63x1@32768")
+            count, query_len, context_len = map(int, match.groups())
+            if count < 1:
+                raise BatchError(f"cannot use {part.strip()!r} in batch {text!r}: the count must be at least 1")
+            sequences += [(query_len, context_len)] * count
+        return cls(tuple(sequences))
+
+    def __str__(self) -> str:
+        runs = ((sequence, len(list(run))) for sequence, run in itertools.groupby(self.sequences))
+        return ",".join(f"{count}x{query_len}@{context_len}" for (query_len, context_len), count in runs)
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences in the batch."""
+        return len(self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens over all sequences."""
+        return sum(query_len for query_len, _ in self.sequences)
+
+    @property
+    def kv_lens(self) -> tuple[int, ...]:
+        """Keys of each sequence: context and query tokens."""
+        return tuple(query_len + context_len for query_len, context_len in self.sequences)
+
+    def has_part(self, part: str) -> bool:
+        """Whether any sequence is "short" (at most `SHORT_QUERY` query tokens) or "long"."""
+        return any((query_len <= SHORT_QUERY) == (part == "short") for query_len, _ in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBucket:
+    """What a tuned config is keyed by at run time: sizes of the short and long part, each a power of two or 0.
+
+    Short are decode and verification, long is chunked prefill. `short_skew` is the longest short sequence over the mean.
+    """
+
+    short_seqs: int
+    short_rows: int
+    short_kv: int
+    long_seqs: int
+    long_rows: int
+    long_kv: int
+    short_skew: int
+
+    def __post_init__(self) -> None:
+        if any(size < 0 for size in astuple(self)):
+            raise BatchError(f"a bucket has no negative sizes: {astuple(self)}")
+
+    @classmethod
+    def of(cls, batch: Batch) -> BatchBucket:
+        """The bucket of `batch`: the one rule for tuning and for lookup."""
+        short = [s for s in batch.sequences if s[0] <= SHORT_QUERY]
+        long = [s for s in batch.sequences if s[0] > SHORT_QUERY]
+        short_kv = [query_len + context_len for query_len, context_len in short]
+        skew = max(short_kv) * len(short_kv) / sum(short_kv) if short_kv else 0
+        return cls(
+            short_seqs=_power_of_two(len(short)),
+            short_rows=_power_of_two(sum(query_len for query_len, _ in short)),
+            short_kv=_power_of_two(sum(short_kv)),
+            long_seqs=_power_of_two(len(long)),
+            long_rows=_power_of_two(sum(query_len for query_len, _ in long)),
+            long_kv=_power_of_two(sum(query_len + context_len for query_len, context_len in long)),
+            short_skew=_power_of_two(skew),
+        )
+
+    def has_part(self, part: str) -> bool:
+        """Whether the "short" or the "long" part of the batches here has any sequence."""
+        return bool(self.short_seqs if part == "short" else self.long_rows)
+
+    def distance(self, other: BatchBucket) -> float:
+        """How far two buckets are apart: the sum over the sizes of |log2 of their ratio|, 0 counting as a half."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return sum(abs(math.log2(max(a, 0.5) / max(b, 0.5))) for a, b in pairs)
+
+    def key(self) -> str:
+        """A text that names the bucket: its sizes in the order of the fields, joined by dashes."""
+        return "-".join(map(str, astuple(self)))
+
+    @classmethod
+    def parse(cls, text: str) -> BatchBucket:
+        """The bucket that `key` named. Raises `BatchError` when the text names none."""
+        try:
+            return cls(*map(int, text.split("-")))
+        except (TypeError, ValueError) as error:
+            raise BatchError(f"{text!r} does not name a bucket: expected seven sizes joined by dashes") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one config is tuned for: a layer and a bucket of batches."""
+
+    spec: AttentionSpec
+    bucket: BatchBucket
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, batch: Batch) -> Shape:
+        """The shape that `batch` of layer `spec` falls in."""
+        return cls(spec, BatchBucket.of(batch))
+
+
+def minimum_traffic(spec: AttentionSpec, batch: Batch) -> tuple[int, float]:
+    """The bytes and floating-point operations that `batch` cannot do without: `(bytes, flops)`.
+
+    Bytes: every K and V element once, q and the output once. Operations: two products, each of 2 * head_dim, over every
+    visible (query, key) pair and query head; a query i of a sequence sees context + i + 1 keys.
+    """
+    kv_elements = 2 * sum(batch.kv_lens) * spec.num_kv_heads * spec.head_dim
+    q_elements = 2 * batch.num_tokens * spec.num_q_heads * spec.head_dim
+    pairs = sum(q * (c + (q + 1) / 2) for q, c in batch.sequences)
+    return (kv_elements + q_elements) * spec.element_bytes, 4.0 * spec.num_q_heads * spec.head_dim * pairs
+
+
+def _power_of_two(size: float) -> int:
+    """The power of two nearest to `size` on a logarithmic scale; 0 stays 0."""
+    return 2 ** round(math.log2(size)) if size else 0

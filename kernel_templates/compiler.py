@@ -1,0 +1,93 @@
+"""Compiles a variant ahead of its first run, on a machine that may have no GPU at all.
+
+The launcher itself is run on tiny tensors with a driver that stands in for the target, so the compiled code lands in
+Triton's cache under the very key that the real launch looks up.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from .batch import Batch
+from .errors import TunerError
+from .gpu import Gpu
+from .launch import Launcher, Tensors, make_launcher, query_start_locs
+from .outcome import StaticFacts
+from .spec import AttentionSpec
+from .variant import Variant
+
+
+class _TargetDriver:
+    """As much of a Triton driver as compiling asks for."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._target = GPUTarget("cuda", gpu.arch, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        # A kernel remembers the target of each device it was compiled for: one made-up device for each target.
+        return int(self._target.arch)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_variant(variant: Variant, spec: AttentionSpec, gpu: Gpu, batch: Batch) -> StaticFacts:
+    """Compile every kernel of `variant` for `gpu` and say what the compiler said of the attention kernel.
+
+    Raises `VariantError` for a variant that is not valid there, `TunerError` in a process that interprets, and whatever
+    the compiler raises.
+    """
+    if triton.knobs.runtime.interpret:
+        raise TunerError("a process that interprets Triton kernels cannot compile them")
+    launcher = make_launcher(variant, spec, gpu)
+    launcher.compile_only = True
+    driver.set_active(_TargetDriver(gpu))  # pyright: ignore[reportArgumentType]
+    launcher.plan(batch, "cpu")
+    launcher.run(_tiny_tensors(variant, spec, batch))
+    return _static_facts(launcher)
+
+
+def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch) -> Tensors:
+    """Tensors with the dtypes, alignments and strides of real ones, and next to nothing in them."""
+    dtype = getattr(torch, spec.dtype)
+    q = torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=dtype)
+    cache = torch.zeros(2, variant.page_size, spec.num_kv_heads, spec.head_dim, dtype=dtype)
+    table = torch.zeros(batch.num_seqs, 1, dtype=torch.int32)
+    starts = torch.tensor(query_start_locs(batch), dtype=torch.int32)
+    return Tensors(q, cache, cache, table, starts, torch.tensor(batch.kv_lens, dtype=torch.int32), torch.empty_like(q))
+
+
+def _static_facts(launcher: Launcher) -> StaticFacts:
+    kernel = launcher.compiled[0]
+    registers, stack_bytes = _resource_usage(kernel.asm["cubin"])
+    ptx = kernel.asm["ptx"]
+    found = (name for name in ("tcgen05.mma", "wgmma.mma_async", "mma.sync") if name in ptx)
+    code = hashlib.sha256(b"".join(one.asm["cubin"] for one in launcher.compiled)).hexdigest()[:16]
+    return StaticFacts(kernel.metadata.shared, registers, stack_bytes, next(found, ""), code)
+
+
+def _resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and stack bytes per thread. Triton itself only knows them once a driver has loaded the kernel."""
+    tool: Any = triton.knobs.nvidia.cuobjdump
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        command = [tool.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = re.search(r"REG:(\d+)", text), re.search(r"STACK:(\d+)", text)
+    if registers is None or stack is None:
+        raise TunerError("cuobjdump did not say what the kernel uses")
+    return int(registers[1]), int(stack[1])

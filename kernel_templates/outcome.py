@@ -1,0 +1,179 @@
+"""What came of trying a variant, and what is kept of it."""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from dataclasses import dataclass
+
+from .batch import Shape
+from .errors import TunerError
+from .gpu import Gpu
+from .variant import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """How a time was taken: `capture` "graph", "eager" or "interpreter"; `l2` "cold" or "warm"; `load` "burst" or
+    "sustained". Times of different regimes are not comparable."""
+
+    capture: str
+    l2: str = "cold"
+    load: str = "burst"
+
+    def __post_init__(self) -> None:
+        valid = (("graph", "eager", "interpreter"), ("cold", "warm"), ("burst", "sustained"))
+        for value, choices in zip((self.capture, self.l2, self.load), valid, strict=True):
+            if value not in choices:
+                raise TunerError(f"a regime has no {value!r}; expected one of {', '.join(choices)}")
+
+    def __str__(self) -> str:
+        return f"{self.capture}-{self.l2}-{self.load}"
+
+    @classmethod
+    def parse(cls, text: str) -> Regime:
+        """Read what `str` wrote. Raises `TunerError` for anything else."""
+        if text.count("-") != 2:
+            raise TunerError(f"{text!r} does not name a regime")
+        return cls(*text.split("-"))
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Raw samples in milliseconds, all of one regime; `plan_ms` is what planning the launch took on the host."""
+
+    samples_ms: tuple[float, ...]
+    regime: Regime
+    plan_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.samples_ms or not all(math.isfinite(s) and s > 0 for s in self.samples_ms):
+            raise TunerError("a timing needs at least one sample, each a positive number of milliseconds")
+
+    @property
+    def median_ms(self) -> float:
+        """The median of the samples, in milliseconds."""
+        return statistics.median(self.samples_ms)
+
+    @property
+    def quartiles_ms(self) -> tuple[float, float]:
+        """The lower and upper quartile of the samples, in milliseconds."""
+        if len(self.samples_ms) == 1:
+            return self.samples_ms * 2  # pyright: ignore[reportReturnType]
+        lower, _, upper = statistics.quantiles(self.samples_ms, n=4, method="inclusive")
+        return lower, upper
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How far a variant's output was from the reference.
+
+    `worst_ratio` is the largest error over what its row tolerates, NaN when the output held one; `level` is "quick" or
+    "full". `detail` says where the worst row is.
+    """
+
+    worst_ratio: float
+    level: str = "quick"
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every row is within its tolerance; NaN is not."""
+        return self.worst_ratio <= 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFacts:
+    """What the compiler said of a variant's largest kernel: per program, and `stack_bytes` per thread."""
+
+    shared_bytes: int
+    registers: int
+    stack_bytes: int
+    tensor_core: str = ""
+    code_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The variant was right and was timed."""
+
+    variant: Variant
+    check: Check
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """The variant ran and its output was wrong."""
+
+    variant: Variant
+    check: Check
+
+    @property
+    def reason(self) -> str:
+        """The reason as it is counted."""
+        return "wrong result"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The variant could not be compiled or run; `stage` is "compile", "check" or "time"."""
+
+    variant: Variant
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The variant was not tried, for a reason known before."""
+
+    variant: Variant
+    reason: str
+
+
+Outcome = Timed | Wrong | Failed | Skipped
+
+
+class Verdict(enum.Enum):
+    """How the best variant stands against the next: clearly faster, tied (the simpler is kept) or undecided."""
+
+    FAST = "fast"
+    TIE = "tie"
+    AMBIGUOUS = "ambiguous"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What must be equal for a time to be reused."""
+
+    kernel_hash: str
+    triton: str
+    torch: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class BestConfig:
+    """The best variant found for a shape, a page size and a GPU, with the default's time in the same race.
+
+    `batch` is the one it was tuned on, as text; `full_check` is false while only the quick check has passed;
+    `measured_at` is ISO 8601 in UTC.
+    """
+
+    shape: Shape
+    gpu: Gpu
+    variant: Variant
+    timing: Timing
+    default_timing: Timing
+    verdict: Verdict
+    full_check: bool
+    environment: Environment
+    batch: str
+    measured_at: str
+
+    @property
+    def speedup(self) -> float:
+        """The default's median time over this variant's."""
+        return self.default_timing.median_ms / self.timing.median_ms

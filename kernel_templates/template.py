@@ -1,0 +1,138 @@
+"""What a template is, which templates there are, and the one rule of which variants are valid.
+
+A template is declared once, in a module of its own: its dimensions, its constraints and the class that launches it.
+Another package adds one by naming its `Template` object under the entry point group `attention_tuner.templates`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .batch import BatchBucket
+from .errors import TunerError, VariantError
+from .gpu import Gpu
+from .spec import AttentionSpec
+from .variant import Value, Variant
+
+ENTRY_POINTS = "attention_tuner.templates"
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One axis of a template's variants, its choices from small to large where they have an order.
+
+    `changes_code` is false when the values share one compiled kernel; `interpreted` is false when the interpreter
+    runs the same for all values. A dimension of only one `part` of a batch ("short" or "long") follows its
+    `counterpart` (or, with none, its first choice) for batches without that part: such batches then need one body only.
+    """
+
+    name: str
+    choices: tuple[Value, ...]
+    changes_code: bool = True
+    interpreted: bool = True
+    part: str = ""
+    counterpart: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A rule that a template's variants keep, and the reason given for one that breaks it."""
+
+    reason: str
+    holds: Callable[[Variant, AttentionSpec, Gpu], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One structure of the kernel. `launcher` names its `Launcher` class as `module:class`, imported only to run it.
+
+    `sources` are the modules whose text affects a variant's result or time, beside the one of `launcher`.
+    """
+
+    name: str
+    launcher: str
+    dimensions: tuple[Dimension, ...]
+    constraints: tuple[Constraint, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    def grid(self, bucket: BatchBucket, gpu: Gpu) -> dict[str, tuple[Value, ...]]:
+        """The choices by dimension that can differ for batches in `bucket` on `gpu`, the others cut to one.
+
+        Cut are dimensions of a part that the batches do not have, and those that the interpreter cannot tell apart.
+        """
+        return {d.name: d.choices if self._is_free(d, bucket, gpu) else d.choices[:1] for d in self.dimensions}
+
+    def variants(self, bucket: BatchBucket, gpu: Gpu, page_size: int) -> Iterator[Variant]:
+        """Every combination of the template's choices that can differ for batches in `bucket` on `gpu`."""
+        grid = sorted(self.grid(bucket, gpu).items())
+        # The variants share these pairs, which keeps a hundred thousand of them small.
+        pairs = [[(name, value) for value in choices] for name, choices in grid]
+        for values in itertools.product(*pairs):
+            yield self.settle(Variant(self.name, page_size, values), bucket)
+
+    def settle(self, variant: Variant, bucket: BatchBucket) -> Variant:
+        """`variant` with the dimensions of a part that `bucket` does not have following their counterparts."""
+        absent = [d for d in self.dimensions if d.counterpart and not bucket.has_part(d.part)]
+        if not absent:
+            return variant
+        values = variant.as_dict()
+        return variant.replace(**{d.name: values[d.counterpart] for d in absent})
+
+    def code_key(self, variant: Variant) -> str:
+        """What variants that compile to the same kernels have in common, given one spec and GPU."""
+        pinned = {d.name: d.choices[0] for d in self.dimensions if not d.changes_code}
+        return variant.replace(**pinned).key()
+
+    def _is_free(self, dimension: Dimension, bucket: BatchBucket, gpu: Gpu) -> bool:
+        if gpu.is_interpreter and not dimension.interpreted:
+            return False
+        return not dimension.part or bucket.has_part(dimension.part)
+
+
+@functools.cache
+def templates() -> dict[str, Template]:
+    """Every installed template by name: this project's, then those of other packages.
+
+    Raises `TunerError` when two share a name or one cannot be loaded.
+    """
+    from .fused import FUSED
+    from .unified import UNIFIED
+
+    found = {template.name: template for template in (UNIFIED, FUSED)}
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        template = point.load()
+        if not isinstance(template, Template):
+            raise TunerError(f"entry point {point.value!r} of {ENTRY_POINTS} names no Template")
+        if found.setdefault(template.name, template) is not template:
+            raise TunerError(f"two installed templates are called {template.name!r}")
+    return found
+
+
+def template_of(variant: Variant) -> Template:
+    """The template of `variant`. Raises `VariantError` when it is not installed."""
+    found = templates().get(variant.template)
+    if found is None:
+        raise VariantError(f"unknown template {variant.template!r}; installed are {', '.join(templates())}")
+    return found
+
+
+def why_invalid(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> str | None:
+    """Why `variant` cannot run layer `spec` on `gpu`, or None: the rule for the search, the lookup and the tests.
+
+    The reasons are few and fixed, so that they can be counted.
+    """
+    template = templates().get(variant.template)
+    if template is None:
+        return "its template is not installed"
+    values = variant.as_dict()
+    if set(values) != {d.name for d in template.dimensions}:
+        return "its dimensions are not the template's"
+    if any(values[d.name] not in d.choices for d in template.dimensions):
+        return "a value is not among the template's choices"
+    if variant.page_size % 16:
+        return "the page size is no multiple of 16"
+    return next((c.reason for c in template.constraints if not c.holds(variant, spec, gpu)), None)

@@ -1,0 +1,23 @@
+"""Launches template `unified`."""
+
+# pyright: basic
+from __future__ import annotations
+
+from .batch import Batch
+from .plan import WorkList, cut_tiles, equal_segments, work_list
+from .unified import bodies
+from .work_list_launch import COMBINE_ROWS, KernelConstants, WorkListLauncher
+
+
+class UnifiedLauncher(WorkListLauncher):
+    """All rows in tiles of one shape, every sequence in the same number of segments."""
+
+    def make_constants(self) -> KernelConstants:
+        """One body, whatever the sequence."""
+        (body,) = bodies(self.variant)
+        return KernelConstants(body, body, self.variant.number("num_warps"), self.variant.number("num_stages"))
+
+    def work_list(self, batch: Batch) -> WorkList:
+        """Every tile's keys in `num_segments` equal ranges."""
+        tiles = cut_tiles(batch, self.spec.group_size, self.constants.long, self.constants.short)
+        return work_list(tiles, equal_segments(tiles, self.variant.number("num_segments")), COMBINE_ROWS)

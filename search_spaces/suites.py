@@ -1,0 +1,48 @@
+"""Suites: named lists of batches that are tuned together, shipped or in a user's file.
+
+A suite file is a JSON object with `name`, `description` and `batches`: a list of batch texts, or an object of them by
+name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from ..kernel_templates.batch import Batch
+from ..kernel_templates.errors import BatchError, ModelError
+from .files import find, read_object, shipped
+
+# What is tuned without a GPU: each takes the interpreter well under a second a launch.
+INTERPRETER_BATCHES = ("1x16@32,2x1@40", "2x1@48", "1x4@44")
+
+
+def suite_names() -> tuple[str, ...]:
+    """The suites that are known by name, sorted."""
+    return tuple(shipped("suites"))
+
+
+def suite(name_or_path: str) -> tuple[Batch, ...]:
+    """The distinct batches of a suite, in its order.
+
+    `name_or_path` is a shipped suite or a JSON file. Raises `ModelError` when there is none or it is no suite, and
+    `BatchError` when a batch in it cannot be read; both name the file.
+    """
+    return tuple(dict.fromkeys(named_batches(name_or_path).values()))
+
+
+def named_batches(name_or_path: str) -> dict[str, Batch]:
+    """The batches of a suite by name, a batch without one by its text. Raises as `suite` does."""
+    path = find(name_or_path, "suites", "suite")
+    batches: Any = read_object(path).get("batches")
+    texts = {text: text for text in cast(list[Any], batches)} if _is_list_of_texts(batches) else batches
+    if not isinstance(texts, dict) or not texts:
+        raise ModelError(f"{str(path)!r} is no suite: its 'batches' must be a list of texts such as '64x1@16383', "
+                         "or an object of them by name")
+    try:
+        return {name: Batch.parse(str(text)) for name, text in cast(dict[str, Any], texts).items()}
+    except BatchError as error:
+        raise BatchError(f"{str(path)!r}: {error}") from error
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in cast(list[Any], value))

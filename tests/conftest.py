@@ -1,0 +1,13 @@
+"""The suite interprets Triton kernels, except when it is asked for the tests that need a GPU."""
+
+import os
+import sys
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Triton reads this when it is imported, and one process never both interprets and compiles.
+    if config.option.markexpr != "gpu":
+        assert "triton" not in sys.modules
+        os.environ["TRITON_INTERPRET"] = "1"

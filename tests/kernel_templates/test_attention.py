@@ -1,0 +1,117 @@
+"""The kernel against the oracle, through the interpreter: templates, splits, pages, groups, dtypes, layouts."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.inputs import make_tensors
+from attention_tuner.kernel_templates.launch import make_launcher
+from attention_tuner.kernel_templates.reference import paged_attention
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import why_invalid
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.check import Checker
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+SEQUENCES = st.one_of(
+    st.tuples(st.integers(1, 8), st.integers(0, 120)),
+    st.tuples(st.integers(9, 24), st.integers(0, 60)),
+)
+BATCHES = st.lists(SEQUENCES, min_size=1, max_size=4).map(lambda sequences: Batch(tuple(sequences)))
+SPECS = st.builds(
+    lambda heads, dim, dtype: AttentionSpec(*heads, dim, dtype),
+    st.sampled_from(((4, 2), (2, 2), (7, 1), (8, 1))), st.sampled_from((64, 64, 128)),
+    st.sampled_from(("bfloat16", "float16")),
+)  # fmt: skip
+PAGES = st.sampled_from((16, 32, 48, 128, 528))
+UNIFIED = st.fixed_dictionaries(
+    {"block_m": st.sampled_from((16, 32, 64)), "block_n": st.sampled_from((16, 32, 64)),
+     "num_segments": st.sampled_from((1, 2, 16)), "num_warps": st.just(4), "num_stages": st.just(2)}
+)  # fmt: skip
+FUSED = st.fixed_dictionaries(
+    {"block_m": st.sampled_from((16, 64, 128)), "block_n": st.sampled_from((16, 32, 64)),
+     "decode_block_m": st.sampled_from((16, 32)), "decode_block_n": st.sampled_from((16, 64)),
+     "kv_load": st.sampled_from(("pointer", "tma")), "order": st.sampled_from(("items", "heads")),
+     "waves": st.sampled_from((0, 1, 8)), "long_weight": st.sampled_from((1, 4)),
+     "num_warps": st.just(4), "num_stages": st.just(2)}
+)  # fmt: skip
+
+interpreted = settings(
+    deadline=None, max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+
+
+def check(variant: Variant, spec: AttentionSpec, batch: Batch, seed: int) -> None:
+    assume(why_invalid(variant, spec, INTERPRETER) is None)
+    found = Checker(spec, batch, variant.page_size, "cpu", seed).check(make_launcher(variant, spec, INTERPRETER))
+    assert found.passed, f"{variant.key()} on {batch}: {found.detail}"
+
+
+@given(BATCHES, SPECS, PAGES, UNIFIED, st.integers(0, 99))
+@interpreted
+def test_unified_is_right(batch: Batch, spec: AttentionSpec, page_size: int, values: dict[str, int], seed: int):
+    check(Variant.of("unified", page_size, values), spec, batch, seed)
+
+
+@given(BATCHES, SPECS, PAGES, FUSED, st.integers(0, 99))
+@interpreted
+def test_fused_is_right(batch: Batch, spec: AttentionSpec, page_size: int, values: dict[str, int | str], seed: int):
+    check(Variant.of("fused", page_size, values), spec, batch, seed)
+
+
+@pytest.mark.parametrize("template", ["unified", "fused"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_group_larger_than_a_tile_is_split(template: str, dtype: str):
+    check(variant_of(template, 16), AttentionSpec(71, 1, 64, dtype), Batch.parse("1x2@40,1x9@3"), 0)
+
+
+def test_head_size_256():
+    check(variant_of("fused", 16), AttentionSpec(2, 1, 256), Batch.parse("1x12@40,2x1@50"), 0)
+
+
+@pytest.mark.parametrize("template", ["unified", "fused"])
+def test_packed_keys_and_values_give_the_same_bits_as_separate_ones(template: str):
+    spec, batch = AttentionSpec(4, 2, 64, "float16"), Batch.parse("1x16@60,2x1@90")
+    launcher = make_launcher(variant_of(template, 32), spec, INTERPRETER)
+    launcher.plan(batch, "cpu")
+    tensors = make_tensors(spec, batch, 32, "cpu", 0, packed=True)
+    separate = dataclasses.replace(
+        tensors, k_cache=tensors.k_cache.contiguous(), v_cache=tensors.v_cache.contiguous(),
+        out=torch.full_like(tensors.out, torch.nan),
+    )  # fmt: skip
+    assert not tensors.k_cache.is_contiguous()
+    launcher.run(tensors)
+    launcher.run(separate)
+    oracle, _ = paged_attention(tensors, batch, spec, torch.float64)
+    assert torch.equal(tensors.out, separate.out)
+    assert torch.allclose(tensors.out.double(), oracle, atol=2e-2)
+
+
+def test_interpreted_bfloat16_is_within_twice_the_error_of_eager():
+    spec, batch = AttentionSpec(4, 2, 64), Batch.parse("1x16@100,2x1@90")
+    tensors = make_tensors(spec, batch, 16, "cpu", 0, needles=False)
+    launcher = make_launcher(variant_of("fused", 16), spec, INTERPRETER)
+    launcher.plan(batch, "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        launcher.run(tensors)
+    oracle, _ = paged_attention(tensors, batch, spec, torch.float64)
+    eager, _ = paged_attention(tensors, batch, spec, torch.bfloat16)
+    assert (tensors.out - oracle).norm() <= 2 * (eager - oracle).norm()
+
+
+def variant_of(template: str, page_size: int) -> Variant:
+    values: dict[str, int | str] = {"block_m": 32, "block_n": 16, "num_warps": 4, "num_stages": 2}
+    if template == "unified":
+        return Variant.of(template, page_size, values | {"num_segments": 2})
+    return Variant.of(template, page_size, values | {
+        "decode_block_m": 16, "decode_block_n": 16, "kv_load": "pointer", "order": "items", "waves": 4, "long_weight": 2,
+    })  # fmt: skip

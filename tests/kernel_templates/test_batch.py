@@ -1,0 +1,86 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape, minimum_traffic
+from attention_tuner.kernel_templates.errors import BatchError
+from attention_tuner.kernel_templates.spec import AttentionSpec
+
+SEQUENCES = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 10**6)), min_size=1, max_size=40)
+
+
+@given(SEQUENCES)
+def test_parse_reads_what_str_wrote(sequences: list[tuple[int, int]]):
+    batch = Batch(tuple(sequences))
+    assert Batch.parse(str(batch)) == batch
+
+
+@pytest.mark.parametrize("text", ["", "1x1", "1x0@5", "0x1@5", "1x1@-3", "1x1@5,", "axb@c", "1.5x1@5"])
+def test_a_malformed_batch_is_refused(text: str):
+    with pytest.raises(BatchError):
+        Batch.parse(text)
+
+
+def test_a_batch_needs_a_sequence():
+    with pytest.raises(BatchError, match="at least one"):
+        Batch(())
+
+
+def test_sizes_of_a_hybrid_batch():
+    batch = Batch.parse("1x512@16384,63x1@32768")
+    assert (batch.num_seqs, batch.num_tokens) == (64, 575)
+    assert batch.kv_lens[:2] == (16896, 32769)
+    bucket = BatchBucket.of(batch)
+    assert bucket == BatchBucket(64, 64, 2**21, 1, 512, 2**14, 1)
+    assert bucket.has_part("long")
+    assert bucket.has_part("short")
+
+
+def test_verification_differs_from_decode_and_counts_as_short():
+    verify, decode = (BatchBucket.of(Batch.parse(text)) for text in ("32x6@20000", "32x1@20000"))
+    assert verify != decode
+    assert not verify.has_part("long")
+
+
+def test_many_short_prompts_differ_from_one_long_one():
+    assert BatchBucket.of(Batch.parse("16x512@0")) != BatchBucket.of(Batch.parse("1x8192@0"))
+
+
+def test_one_long_sequence_among_short_ones_is_skew():
+    assert BatchBucket.of(Batch.parse("15x1@1000,1x1@60000")).short_skew > 8
+
+
+@given(SEQUENCES)
+def test_a_bucket_is_read_back_and_is_at_distance_0_of_itself(sequences: list[tuple[int, int]]):
+    bucket = BatchBucket.of(Batch(tuple(sequences)))
+    assert BatchBucket.parse(bucket.key()) == bucket
+    assert bucket.distance(bucket) == 0
+
+
+@given(SEQUENCES, SEQUENCES)
+def test_distance_is_symmetric(a: list[tuple[int, int]], b: list[tuple[int, int]]):
+    x, y = (BatchBucket.of(Batch(tuple(sequences))) for sequences in (a, b))
+    assert x.distance(y) == y.distance(x) >= 0
+    assert (x.distance(y) == 0) == (x == y)
+
+
+@pytest.mark.parametrize("text", ["", "1-2-3", "a-b-c-d-e-f-g", "1-2-3-4-5-6-7-8"])
+def test_text_that_names_no_bucket_is_refused(text: str):
+    with pytest.raises(BatchError):
+        BatchBucket.parse(text)
+
+
+def test_minimum_traffic_counts_visible_pairs():
+    spec = AttentionSpec(4, 2, 64)
+    batch = Batch(((3, 5), (1, 0)))
+    pairs = sum(context + i + 1 for query, context in batch.sequences for i in range(query))
+    num_bytes, flops = minimum_traffic(spec, batch)
+    assert math.isclose(flops, 4 * 4 * 64 * pairs)
+    assert num_bytes == 2 * (2 * 9 * 2 * 64 + 2 * 4 * 4 * 64)
+
+
+def test_a_shape_joins_layer_and_bucket():
+    spec, batch = AttentionSpec(4, 2, 64), Batch.parse("2x1@48")
+    assert Shape.of(spec, batch) == Shape(spec, BatchBucket.of(batch))

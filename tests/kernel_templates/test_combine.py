@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+import torch
+from attention_tuner.kernel_templates.combine import combine_kernel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+HEAD_DIM, GROUP = 64, 2
+
+
+@given(st.integers(1, 20), st.integers(1, 5), st.integers(0, 999))
+@settings(deadline=None, max_examples=20, derandomize=True)
+def test_segments_merge_to_the_softmax_over_all_of_them(num_segments: int, tokens: int, seed: int):
+    draw = torch.Generator().manual_seed(seed)
+    rows, heads = tokens * GROUP, 2
+    scores = 30 * torch.randn(heads, num_segments, rows, 7, generator=draw)
+    values = torch.randn(heads, num_segments, 7, HEAD_DIM, generator=draw)
+    maxima = scores.amax(-1)
+    weights = torch.exp2(scores - maxima[..., None])
+    partial_out = weights @ values
+    flat = (heads, num_segments * rows)
+    out = torch.full((tokens, heads * GROUP, HEAD_DIM), torch.nan, dtype=torch.float16)
+    rows_per_program = 4
+    entries = [[0, rows, first, first, num_segments, rows] for first in range(0, rows, rows_per_program)]
+    combine_kernel[len(entries) + 1, heads](
+        torch.tensor(entries, dtype=torch.int32), torch.tensor([0, 0, len(entries)], dtype=torch.int32), out,
+        partial_out.reshape(*flat, HEAD_DIM), maxima.reshape(flat), weights.sum(-1).reshape(flat), flat[1],
+        *out.stride()[:2], GROUP=GROUP, HEAD_DIM=HEAD_DIM, ROWS=rows_per_program, SEGMENTS=8, WIDEN=False,
+    )  # fmt: skip
+    joined = torch.softmax(scores.double().permute(0, 2, 1, 3).flatten(2) * np.log(2), -1)
+    expected = joined @ values.double().flatten(1, 2)
+    found = out.view(tokens, heads, GROUP, HEAD_DIM).permute(1, 0, 2, 3).reshape(heads, rows, HEAD_DIM)
+    assert torch.allclose(found.double(), expected, atol=2e-3)

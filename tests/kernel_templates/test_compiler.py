@@ -1,0 +1,102 @@
+"""Compiles for GPUs that are not here, in child processes: this one interprets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.compiler import compile_variant
+from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.errors import TunerError
+from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.outcome import StaticFacts
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import why_invalid
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.compile import CompilePool
+from attention_tuner.tuner.jobs import CompileJob
+
+SPEC, WIDE = AttentionSpec(32, 8, 128), AttentionSpec(32, 8, 256)
+BATCH = Batch.parse("1x64@100,2x1@100")
+EXCEEDS = "its tiles exceed the GPU's shared memory"
+
+
+def unified(block_m: int, block_n: int, num_warps: int = 4, num_stages: int = 3) -> Variant:
+    values = {"block_m": block_m, "block_n": block_n, "num_segments": 1, "num_warps": num_warps}
+    return Variant.of("unified", 128, values | {"num_stages": num_stages})
+
+
+def fused(kv_load: str) -> Variant:
+    return Variant.of("fused", 128, {
+        "block_m": 64, "block_n": 64, "decode_block_m": 16, "decode_block_n": 32, "num_warps": 4, "num_stages": 2,
+        "kv_load": kv_load, "order": "items", "waves": 1, "long_weight": 1,
+    })  # fmt: skip
+
+
+# What is compiled where. Those for head size 256 are near the limits of 99, 163 and 227 KiB, on either side.
+COMPILED = [
+    *((name, SPEC, default_variant(SPEC, BATCH, 16)) for name in TARGETS),
+    *((name, SPEC, fused("pointer")) for name in TARGETS),
+    *((name, SPEC, fused("tma")) for name in ("sm_90", "sm_100", "sm_120")),
+    ("sm_89", WIDE, unified(64, 64)),
+    ("sm_89", WIDE, unified(64, 64, num_stages=1)),
+    ("sm_120", WIDE, unified(64, 64)),
+    ("sm_80", WIDE, unified(64, 128, num_warps=8)),
+    ("sm_80", WIDE, unified(64, 128, num_warps=8, num_stages=1)),
+    ("sm_90", WIDE, unified(64, 64)),
+    ("sm_90", WIDE, unified(64, 128, num_warps=8)),
+    ("sm_100", WIDE, unified(64, 128)),
+]
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[tuple[str, Variant], StaticFacts]:
+    """What the compiler said, for GPUs that have all the shared memory asked for."""
+    found: dict[tuple[str, Variant], StaticFacts] = {}
+    with CompilePool(processes=2, limit_s=120) as pool:
+        for name in TARGETS:
+            for _, spec, variant in (one for one in COMPILED if one[0] == name):
+                roomy = dataclasses.replace(TARGETS[name], shared_memory_bytes=2**30)
+                pool.submit(CompileJob(variant, spec, roomy, BATCH))
+            while pool.pending:
+                for variant, result in pool.results(10):
+                    assert isinstance(result, StaticFacts), f"{name} {variant.key()}: {result}"
+                    found[name, variant] = result
+    return found
+
+
+def test_every_target_compiles_and_says_what_it_uses(facts: dict[tuple[str, Variant], StaticFacts]):
+    assert len(facts) == len(COMPILED)
+    for fact in facts.values():
+        assert fact.shared_bytes > 0
+        assert 16 <= fact.registers <= 255
+        assert fact.stack_bytes >= 0
+        assert len(fact.code_hash) == 16
+
+
+def test_tall_tiles_use_the_tensor_core_instructions_of_their_generation(
+    facts: dict[tuple[str, Variant], StaticFacts],
+):
+    used = {name: facts[name, fused("pointer")].tensor_core for name in TARGETS}
+    assert used == {
+        "sm_80": "mma.sync", "sm_89": "mma.sync", "sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma",
+        "sm_120": "mma.sync",
+    }  # fmt: skip
+
+
+def test_what_exceeds_the_shared_memory_is_what_why_invalid_rejects(
+    facts: dict[tuple[str, Variant], StaticFacts],
+):
+    rejected = 0
+    for name, spec, variant in COMPILED:
+        gpu = TARGETS[name]
+        fits = facts[name, variant].shared_bytes <= gpu.shared_memory_bytes
+        assert (why_invalid(variant, spec, gpu) is None) == fits, f"{name} {variant.key()}"
+        rejected += why_invalid(variant, spec, gpu) == EXCEEDS
+    assert rejected >= 4
+
+
+def test_a_process_that_interprets_does_not_compile():
+    with pytest.raises(TunerError, match="cannot compile"):
+        compile_variant(unified(16, 16), SPEC, TARGETS["sm_90"], BATCH)

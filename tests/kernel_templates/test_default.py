@@ -1,0 +1,30 @@
+import pytest
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import why_invalid
+
+
+@pytest.mark.parametrize(
+    ("heads", "batch", "block_m", "block_n", "num_segments"),
+    [
+        ((32, 8), "16x1@1000", 16, 16, 16),  # 16 sequences are all that 8 KV heads leave of 128 programs
+        ((32, 8), "17x1@1000", 16, 32, 1),
+        ((32, 8), "8x5@1000", 16, 16, 16),  # two blocks of four tokens each
+        ((32, 8), "9x5@1000", 16, 32, 1),
+        ((32, 8), "1x9@1000", 16, 32, 1),
+        ((7, 1), "1x1@10", 16, 16, 16),
+        ((71, 1), "1x1@10", 128, 16, 16),
+        ((20, 1), "1x512@10", 32, 32, 1),
+    ],
+)
+def test_the_default_has_the_numbers_of_vllm(
+    heads: tuple[int, int], batch: str, block_m: int, block_n: int, num_segments: int
+):
+    spec = AttentionSpec(*heads, 64)
+    variant = default_variant(spec, Batch.parse(batch), 16)
+    values = variant.as_dict()
+    assert (values["block_m"], values["block_n"], values["num_segments"]) == (block_m, block_n, num_segments)
+    assert (variant.template, values["num_warps"], values["num_stages"]) == ("unified", 4, 3)
+    assert why_invalid(variant, spec, TARGETS["sm_90"]) is None

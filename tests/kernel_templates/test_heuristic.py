@@ -1,0 +1,35 @@
+import pytest
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.errors import VariantError
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
+from attention_tuner.kernel_templates.heuristic import heuristic_variant
+from attention_tuner.kernel_templates.spec import HEAD_DIMS, AttentionSpec
+from attention_tuner.kernel_templates.template import why_invalid
+
+GPUS = [*TARGETS.values(), INTERPRETER, Gpu("small", (7, 5), 40, 64 * 1024, 0)]
+BATCHES = ["1x512@16384,63x1@32768", "4x1@48", "32x6@20000", "1x8192@0"]
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_it_is_valid_everywhere(gpu: Gpu, head_dim: int, batch: str):
+    for page_size in (16, 48, 528, 128):
+        for heads in ((32, 8), (71, 1), (4, 4)):
+            spec = AttentionSpec(*heads, head_dim)
+            variant = heuristic_variant(spec, BatchBucket.of(Batch.parse(batch)), page_size, gpu)
+            assert why_invalid(variant, spec, gpu) is None
+
+
+def test_verification_gets_taller_tiles_than_decode():
+    spec = AttentionSpec(32, 8, 128)
+    rows = [
+        heuristic_variant(spec, BatchBucket.of(Batch.parse(text)), 16, TARGETS["sm_90"]).number("decode_block_m")
+        for text in ("32x1@20000", "32x6@20000")
+    ]
+    assert rows == [16, 32]
+
+
+def test_a_page_that_no_variant_reads_is_refused():
+    with pytest.raises(VariantError, match=r"pages of 24: .*multiple of 16"):
+        heuristic_variant(AttentionSpec(4, 2, 64), BatchBucket.of(Batch.parse("1x1@1")), 24, TARGETS["sm_90"])

@@ -1,0 +1,44 @@
+"""Finding and reading the JSON files of presets and suites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attention_tuner.kernel_templates.errors import ModelError
+from attention_tuner.search_spaces.files import find, read_object, shipped
+
+
+def test_shipped_names_keep_their_dots() -> None:
+    assert "llama-3.1-405b" in shipped("presets")
+    assert list(shipped("suites")) == sorted(shipped("suites"))
+
+
+def test_every_shipped_file_is_an_object() -> None:
+    for folder in ("presets", "suites"):
+        for path in shipped(folder).values():
+            assert read_object(path), path
+
+
+def test_a_name_comes_before_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "decode").write_text("{}")
+    (tmp_path / "mine.json").write_text("{}")
+    assert find("decode", "suites", "suite") == shipped("suites")["decode"]
+    assert find("mine.json", "suites", "suite").resolve() == (tmp_path / "mine.json").resolve()
+
+
+def test_what_is_not_found_is_answered_with_what_is_known() -> None:
+    with pytest.raises(ModelError, match=r"called 'decod' \(did you mean 'decode'\?\); known are decode, hopper13"):
+        find("decod", "suites", "suite")
+    with pytest.raises(ModelError, match=r"no suite and no file is called '/nowhere/x.json'; known are"):
+        find("/nowhere/x.json", "suites", "suite")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '"text"', "[" * 100_000, b"\xff\xfe{}"])
+def test_a_file_without_an_object_is_named(tmp_path: Path, text: str | bytes) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ModelError, match=r"bad\.json"):
+        read_object(path)

@@ -1,0 +1,138 @@
+"""The survey of a search space, on a toy template whose counts can be worked out by hand, and on the real ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from attention_tuner.kernel_templates import template as template_module
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.errors import VariantError
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu, target
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import Constraint, Dimension, Template, templates, why_invalid
+from attention_tuner.search_spaces import space
+from attention_tuner.search_spaces.space import survey
+
+SPEC = AttentionSpec(32, 8, 128)
+SM_90 = target("sm_90")
+DECODE, PREFILL, MIXED = (BatchBucket.of(Batch.parse(text)) for text in ("4x1@100", "1x64@0", "1x64@0,4x1@100"))
+
+TILES = (16, 32, 64)
+TOY = Template(
+    "toy",
+    "nowhere:Nothing",
+    dimensions=(
+        Dimension("block_m", TILES, part="long", counterpart="decode_block_m"),
+        Dimension("decode_block_m", TILES, part="short", counterpart="block_m"),
+        Dimension("num_warps", (1, 2, 4, 8), interpreted=False),
+    ),
+    constraints=(
+        Constraint("decode tile too tall", lambda v, s, g: v.number("decode_block_m") <= v.number("block_m")),
+        Constraint("too many warps", lambda v, s, g: v.number("num_warps") * 16 <= v.number("block_m")),
+    ),
+)
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Makes the given templates the only ones installed."""
+
+    def install_only(*chosen: Template) -> None:
+        found = {template.name: template for template in chosen}
+        for module in (space, template_module):
+            monkeypatch.setattr(module, "templates", lambda: found)
+        space._survey.cache_clear()
+
+    yield install_only
+    space._survey.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("bucket", "gpu", "valid", "rejected"),
+    [
+        # 3 x 3 tiles x 4 warps; three pairs of tiles are too tall, the other six keep 1, 2, 2, 3, 3, 3 of 4 warps.
+        (MIXED, SM_90, 14, {"decode tile too tall": 12, "too many warps": 10}),
+        # One body only: both tiles are the same.
+        (PREFILL, SM_90, 6, {"too many warps": 6}),
+        (DECODE, SM_90, 6, {"too many warps": 6}),
+        # The interpreter cannot tell warps apart.
+        (MIXED, INTERPRETER, 6, {"decode tile too tall": 3}),
+    ],
+    ids=["mixed", "prefill", "decode", "interpreter"],
+)
+def test_counts(
+    install: Install, bucket: BatchBucket, gpu: Gpu, valid: int, rejected: dict[str, int]
+) -> None:
+    install(TOY)
+    found = survey(SPEC, bucket, 16, gpu)
+    assert len(found.valid) == len(set(found.valid)) == valid
+    assert found.rejected == rejected
+
+
+def test_valid_means_not_rejected_and_reads_the_page_size(install: Install) -> None:
+    install(TOY)
+    found = survey(SPEC, MIXED, 528, SM_90)
+    assert {variant.page_size for variant in found.valid} == {528}
+    assert all(why_invalid(variant, SPEC, SM_90) is None for variant in found.valid)
+
+
+def test_a_page_size_that_is_no_multiple_of_16_leaves_nothing(install: Install) -> None:
+    install(TOY)
+    found = survey(SPEC, MIXED, 24, SM_90)
+    assert found.valid == ()
+    assert found.rejected == {"the page size is no multiple of 16": 36}
+
+
+def test_names_limit_the_templates(install: Install) -> None:
+    other = Template("other", "nowhere:Nothing", dimensions=(Dimension("order", ("rows", "heads")),))
+    install(TOY, other)
+    assert {v.template for v in survey(SPEC, MIXED, 16, SM_90).valid} == {"toy", "other"}
+    assert len(survey(SPEC, MIXED, 16, SM_90, names=["other", "other"]).valid) == 2
+    with pytest.raises(VariantError, match=r"unknown template 'nope'; installed are toy, other"):
+        survey(SPEC, MIXED, 16, SM_90, names=["nope"])
+
+
+def test_a_reader_cannot_spoil_the_cache(install: Install) -> None:
+    install(TOY)
+    survey(SPEC, MIXED, 16, SM_90).rejected.clear()
+    assert survey(SPEC, MIXED, 16, SM_90).rejected.total() == 22
+
+
+def test_shapes_with_the_same_parts_share_one_survey(install: Install) -> None:
+    install(TOY)
+    larger = BatchBucket.of(Batch.parse("1x512@16384,63x1@32768"))
+    assert survey(SPEC, larger, 16, SM_90).valid is survey(SPEC, MIXED, 16, SM_90).valid
+
+
+def test_a_hundred_thousand_combinations_take_seconds(install: Install) -> None:
+    dimensions = tuple(Dimension(f"d{i}", (1, 2, 4, 8)) for i in range(8))
+    constraints = tuple(
+        Constraint(f"rule {i}", lambda v, s, g, name=f"d{i}": v.number(name) * s.head_dim <= 512) for i in range(4)
+    )
+    install(Template("large", "nowhere:Nothing", (*dimensions, Dimension("order", ("rows", "heads"))), constraints))
+    start = time.process_time()
+    found = survey(SPEC, MIXED, 16, SM_90)
+    assert time.process_time() - start < 30, "ten times what it takes"
+    assert len(found.valid) + found.rejected.total() == 4**8 * 2
+    assert len(found.valid) == 3**4 * 4**4 * 2
+
+
+@pytest.mark.parametrize("gpu", [INTERPRETER, *TARGETS.values()], ids=lambda gpu: gpu.slug)
+@pytest.mark.parametrize("bucket", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
+def test_every_installed_template_has_valid_variants(bucket: BatchBucket, gpu: Gpu) -> None:
+    for template in templates().values():
+        for page_size in (16, 528):
+            variants = template.variants(bucket, gpu, page_size)
+            assert any(why_invalid(variant, SPEC, gpu) is None for variant in variants), (template.name, page_size)
+
+
+def test_a_survey_of_the_installed_templates() -> None:
+    found = survey(SPEC, DECODE, 128, SM_90)
+    assert {variant.template for variant in found.valid} == templates().keys()
+    enumerated = sum(len(set(template.variants(DECODE, SM_90, 128))) for template in templates().values())
+    assert len(found.valid) + found.rejected.total() == enumerated

@@ -1,0 +1,190 @@
+"""Attention that splits the keys as a kernel does, right and with every bug that a check must see.
+
+`SplitAttention` is right: partial results over segments in float32, probabilities rounded to the dtype, merged by their
+log-sum-exp. Each other class gets one step wrong, and only for one sequence, the victim; the rest of its output is the
+oracle's. All work on logical positions, so that a segment is any list of keys and a tile any run of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from attention_tuner.kernel_templates.launch import query_start_locs
+from attention_tuner.tuner.check import Checker
+
+Partial = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class SplitAttention:
+    """Right. `tile` and `segment` are in keys; `place` in [0, 1] says where in the sequence a bug strikes."""
+
+    def __init__(self, checker: Checker, tile: int, segment: int, place: float = 0.5) -> None:
+        self.checker, self.tensors, self.spec = checker, checker.tensors, checker.spec
+        self.tile, self.segment, self.place = tile, segment, place
+        self.scale = self.spec.softmax_scale
+
+    def output(self, victim: int) -> torch.Tensor:
+        """The output of the whole batch, all but the victim's rows from the oracle."""
+        out = self.checker.oracle.to(self.tensors.q.dtype)
+        start, stop = query_start_locs(self.checker.batch)[victim : victim + 2]
+        maxima, sums, values = (torch.stack(part) for part in zip(*self.partials(victim), strict=True))
+        weights = self.weights(maxima)
+        merged = (values * weights).sum(0) / (sums * weights).sum(0)
+        out[start:stop] = merged.view(self.spec.num_q_heads, stop - start, -1).transpose(0, 1).to(out.dtype)
+        return out
+
+    def partials(self, victim: int) -> list[Partial]:
+        return [self.partial(victim, positions) for positions in self.segments(self.kv_len(victim))]
+
+    def segments(self, kv_len: int) -> list[torch.Tensor]:
+        return list(torch.arange(kv_len).split(self.segment))
+
+    def partial(self, victim: int, positions: torch.Tensor) -> Partial:
+        """Maxima and sums [num_kv_heads, group * rows, 1] and unscaled values of the keys at `positions`."""
+        query_len, context_len = self.checker.batch.sequences[victim]
+        start = query_start_locs(self.checker.batch)[victim]
+        q = self.tensors.q[start : start + query_len].float().transpose(0, 1)
+        q = q.reshape(self.spec.num_kv_heads, -1, self.spec.head_dim)
+        pages, slots = self.places(victim, positions)
+        k, v = (self.heads(cache[pages, slots].float()) for cache in (self.tensors.k_cache, self.tensors.v_cache))
+        scores = (q @ k.transpose(1, 2) * self.scale).unflatten(1, (-1, query_len))
+        seen = positions <= self.last_key(context_len + torch.arange(query_len))[:, None]
+        scores = torch.where(seen, scores, -torch.inf).flatten(1, 2)
+        maxima = scores.amax(-1, keepdim=True).clamp(min=-1e30)
+        weights = torch.exp(scores - maxima)
+        return maxima, weights.sum(-1, keepdim=True), weights.to(self.tensors.q.dtype).float() @ v
+
+    def places(self, victim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        page_size = self.tensors.k_cache.shape[1]
+        return self.tensors.block_table[victim, positions // page_size].long(), positions % page_size
+
+    def heads(self, keys: torch.Tensor) -> torch.Tensor:
+        return keys.transpose(0, 1)
+
+    def last_key(self, position: torch.Tensor) -> torch.Tensor:
+        return position
+
+    def weights(self, maxima: torch.Tensor) -> torch.Tensor:
+        return torch.exp(maxima - maxima.amax(0))
+
+    def kv_len(self, victim: int) -> int:
+        return self.checker.batch.kv_lens[victim]
+
+    def struck(self, count: int) -> int:
+        """Which of `count` things a bug strikes."""
+        return round(self.place * (count - 1))
+
+
+class MaskOneTooMany(SplitAttention):
+    """Row i sees key context_len + i + 1; the last row reads past the sequence."""
+
+    def last_key(self, position: torch.Tensor) -> torch.Tensor:
+        return position + 1
+
+    def kv_len(self, victim: int) -> int:
+        return super().kv_len(victim) + 1
+
+
+class MaskOneTooFew(SplitAttention):
+    """Row i does not see its own key."""
+
+    def last_key(self, position: torch.Tensor) -> torch.Tensor:
+        return position - 1
+
+
+class TileSkipped(SplitAttention):
+    """One tile of keys is never read. With a tile of one, one key."""
+
+    def segments(self, kv_len: int) -> list[torch.Tensor]:
+        first = self.struck(-(-kv_len // self.tile)) * self.tile
+        parts = [part[(part < first) | (part >= first + self.tile)] for part in super().segments(kv_len)]
+        return [part for part in parts if len(part)]
+
+
+class SegmentSkipped(SplitAttention):
+    """One segment's partial result is not merged."""
+
+    def partials(self, victim: int) -> list[Partial]:
+        partials = super().partials(victim)
+        del partials[self.struck(len(partials))]
+        return partials
+
+
+class SegmentTwice(SplitAttention):
+    """One segment's partial result is merged twice."""
+
+    def partials(self, victim: int) -> list[Partial]:
+        partials = super().partials(victim)
+        return [*partials, partials[self.struck(len(partials))]]
+
+
+class StalePartial(SplitAttention):
+    """One segment's partial result is what another sequence left there."""
+
+    def partials(self, victim: int) -> list[Partial]:
+        partials, stale = super().partials(victim), super().partials(victim - 1)
+        struck = self.struck(len(partials))
+        partials[struck] = stale[struck]
+        return partials
+
+
+class MergedWithoutRescaling(SplitAttention):
+    """Partial results are added as if their maxima were the same."""
+
+    def weights(self, maxima: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(maxima)
+
+
+class WrongPage(SplitAttention):
+    """One page is read where its neighbour in the sequence should be."""
+
+    def places(self, victim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        page_size = self.tensors.k_cache.shape[1]
+        struck = self.struck(self.kv_len(victim) // page_size)
+        wrong = positions // page_size == struck
+        return super().places(victim, torch.where(wrong, positions + (page_size if struck == 0 else -page_size), positions))
+
+
+class NeighboursRequest(SplitAttention):
+    """The keys are those of another sequence of the batch."""
+
+    def places(self, victim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().places(victim - 1, positions)
+
+
+class WrongKvHead(SplitAttention):
+    """The KV heads are in the wrong order."""
+
+    def heads(self, keys: torch.Tensor) -> torch.Tensor:
+        return keys.transpose(0, 1).roll(1, 0)
+
+
+class MissingScale(SplitAttention):
+    """Scores are not scaled."""
+
+    def __init__(self, checker: Checker, tile: int, segment: int, place: float = 0.5) -> None:
+        super().__init__(checker, tile, segment, place)
+        self.scale = 1.0
+
+
+class UnmaskedSlots(SplitAttention):
+    """Slots after the last key are read, given no weight, and not masked."""
+
+    def kv_len(self, victim: int) -> int:
+        page_size = self.tensors.k_cache.shape[1]
+        return (super().kv_len(victim) // page_size + 1) * page_size
+
+
+MUTANTS = (
+    MaskOneTooMany,
+    MaskOneTooFew,
+    TileSkipped,
+    SegmentSkipped,
+    SegmentTwice,
+    StalePartial,
+    MergedWithoutRescaling,
+    WrongPage,
+    NeighboursRequest,
+    WrongKvHead,
+    MissingScale,
+    UnmaskedSlots,
+)

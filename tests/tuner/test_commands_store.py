@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_samples import BATCH, H100, SPEC, Lines, config, database
+
+from attention_tuner.db import Store, load_table
+from attention_tuner.kernel_templates.batch import Batch
+
+LAYER = ("--spec", SPEC.key())
+
+
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
+    return Lines(capsys)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return database(tmp_path, config(), config(H100), config(batch=Batch.parse("2x1@48")))
+
+
+def documents(lines: Lines, name: str) -> list[dict[str, object]]:
+    return json.loads(lines.out)[name]
+
+
+def test_show_lists_all_configs_or_those_of_a_gpu_or_a_layer(lines: Lines, path: str) -> None:
+    assert lines.run("show", "--db", path, "--json") == 0
+    assert len(documents(lines, "configs")) == 3
+    assert lines.run("show", "--db", path, "--gpu", "nvidia_h100", "--json") == 0
+    assert len(documents(lines, "configs")) == 1
+    assert lines.run("show", "--db", path, "--model", "llama-3-8b", "--json") == 0
+    assert documents(lines, "configs") == []
+    assert lines.run("show", "--db", path, *LAYER) == 0
+    assert "NVIDIA H100" in lines.out
+    assert "0 trials" in lines.out
+
+
+def test_lookup_answers_from_the_database_for_a_gpu_that_is_not_here(lines: Lines, path: str) -> None:
+    assert lines.run("lookup", *LAYER, "--batch", str(BATCH), "--gpu", "NVIDIA H100", "--db", path) == 0
+    assert lines.out.splitlines()[0] == config().variant.key()
+    assert "source exact" in lines.out
+
+
+def test_lookup_says_each_source(lines: Lines, path: str) -> None:
+    asked = [str(BATCH), "1x17@32,2x1@40", "1x64@32,2x1@40"]
+    options = [word for batch in asked for word in ("--batch", batch)]
+    assert lines.run("lookup", *LAYER, *options, "--gpu", "interpreter", "--db", path, "--json") == 0
+    assert [answer["source"] for answer in documents(lines, "answers")] == ["exact", "bucket", "neighbour"]
+    assert lines.run("lookup", *LAYER, *options, "--page-size", "128", "--gpu", "sm_90", "--db", path, "--json") == 0
+    assert {answer["source"] for answer in documents(lines, "answers")} == {"heuristic"}
+
+
+def test_lookup_without_a_database_is_answered_by_rule(
+    lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "none.db"))
+    assert lines.run("lookup", "--model", "llama-3-8b", "--batch", "64x1@16383", "--gpu", "sm_90") == 0
+    assert "source heuristic" in lines.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_imports_to_the_same_answers(lines: Lines, path: str, tmp_path: Path) -> None:
+    exported, other = str(tmp_path / "out.json"), str(tmp_path / "other.db")
+    assert lines.run("export", exported, "--db", path) == 0
+    assert "3 configs written" in lines.out
+    assert lines.run("import", exported, "--db", other) == 0
+    assert "3 configs" in lines.out
+    assert load_table(other).id == load_table(path).id
+
+
+def test_an_export_can_be_of_one_gpu(lines: Lines, path: str, tmp_path: Path) -> None:
+    exported = tmp_path / "out.json"
+    assert lines.run("export", str(exported), "--gpu", "NVIDIA H100", "--db", path, "--json") == 0
+    assert json.loads(lines.out) == {"file": str(exported), "configs": 1, "provisional": 0}
+
+
+def test_an_export_says_what_passed_the_quick_check_only(lines: Lines, tmp_path: Path) -> None:
+    path = database(tmp_path, config(H100), config(H100, Batch.parse("2x1@48"), full_check=False))
+    exported = tmp_path / "out.json"
+    assert lines.run("export", str(exported), "--db", path) == 0
+    assert "2 configs written" in lines.out
+    assert "1 of them" in lines.err
+    (group,) = json.loads(exported.read_text())["groups"]
+    assert sorted(each["full_check"] for each in group["configs"]) == [False, True]
+
+
+@pytest.mark.parametrize("options", [(), ("--gpu", "NVIDIA H200")])
+def test_there_is_no_export_of_nothing(lines: Lines, tmp_path: Path, options: tuple[str, ...]) -> None:
+    path = database(tmp_path, *([config(H100)] if options else []))
+    assert lines.run("export", str(tmp_path / "out.json"), "--db", path, *options) == 2
+    assert "tune first" in lines.err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_an_export_cannot_be_written_where_nothing_can(lines: Lines, path: str, tmp_path: Path) -> None:
+    assert lines.run("export", str(tmp_path / "no" / "out.json"), "--db", path) == 2
+    assert "no/out.json" in lines.err
+    assert lines.err.count("\n") == 1
+
+
+def test_importing_replaces_what_is_stored_for_the_same_shape(lines: Lines, path: str, tmp_path: Path) -> None:
+    exported = str(tmp_path / "out.json")
+    lines.run("export", exported, "--db", path)
+    other = tmp_path / "b"
+    other.mkdir()
+    stored = database(other, config(ms=7.0))
+    assert lines.run("import", exported, "--db", stored) == 0
+    with Store.open(stored, create=False) as store:
+        assert sorted(best.timing.median_ms for best in store.best_configs()) == [2.0, 2.0, 2.0]

@@ -1,0 +1,94 @@
+import os
+import time
+from collections.abc import Sequence
+
+import pytest
+from job_faults import FaultyCompile
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.outcome import Failed, StaticFacts
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.cache import triton_cache
+from attention_tuner.tuner.compile import NICENESS, Compiled, CompilePool, default_processes
+from attention_tuner.tuner.jobs import CompileJob
+
+SPEC, BATCH, SM_90 = AttentionSpec(8, 2, 64), Batch.parse("1x16@32,2x1@40"), TARGETS["sm_90"]
+
+
+def job(fault: str, number: int = 0) -> FaultyCompile:
+    return FaultyCompile(Variant.of("toy", 16, {"fault": fault, "number": number}), SPEC, SM_90, BATCH)
+
+
+def collect(pool: CompilePool, jobs: Sequence[CompileJob]) -> list[tuple[Variant, Compiled]]:
+    for each in jobs:
+        pool.submit(each)
+    collected: list[tuple[Variant, Compiled]] = []
+    deadline = time.monotonic() + 60
+    while pool.pending:
+        assert time.monotonic() < deadline
+        collected += pool.results(wait_s=1)
+    return collected
+
+
+def test_every_failure_is_one_variants() -> None:
+    jobs = [job("abort"), job("none", 1), job("raise"), job("endless"), job("none", 2)]
+    with CompilePool(2, limit_s=1) as pool:
+        results = dict(collect(pool, jobs))
+    outcomes = [results[each.variant] for each in jobs]
+    reasons = [outcome.reason if isinstance(outcome, Failed) else "" for outcome in outcomes]
+    assert reasons == [
+        "killed by SIGABRT: LLVM ERROR: cannot select",
+        "",
+        "RuntimeError: no such instruction",
+        "took more than 1 s of CPU time",
+        "",
+    ]
+    assert all(o.stage == "compile" and o.variant == j.variant
+               for o, j in zip(outcomes, jobs, strict=True) if isinstance(o, Failed))
+
+
+def test_one_process_compiles_in_the_order_of_submission() -> None:
+    jobs = [job("none", number) for number in range(5)]
+    with CompilePool(1) as pool:
+        assert [variant for variant, _ in collect(pool, jobs)] == [each.variant for each in jobs]
+
+
+def test_processes_work_side_by_side_at_low_priority() -> None:
+    with CompilePool(2) as pool:
+        # Stand-in facts: the process, and its niceness.
+        facts = [facts for _, facts in collect(pool, [job("sleep", number) for number in range(4)])]
+    assert all(isinstance(one, StaticFacts) and one.registers == os.nice(0) + NICENESS for one in facts)
+    assert len({one.shared_bytes for one in facts if isinstance(one, StaticFacts)}) == 2
+
+
+def test_results_wait_no_longer_than_asked_and_no_longer_than_one_takes() -> None:
+    with CompilePool(2) as pool:
+        assert pool.results(wait_s=5) == []
+        pool.submit(job("endless"))
+        start = time.monotonic()
+        assert pool.results(wait_s=0.2) == []
+        assert time.monotonic() - start < 2
+        pool.submit(job("none"))
+        assert [variant for variant, _ in pool.results(wait_s=30)] == [job("none").variant]
+        assert pool.pending == 1
+        start = time.monotonic()
+    # Closing waits neither for the endless one nor for what is queued.
+    assert time.monotonic() - start < 5
+
+
+def test_two_cores_are_left() -> None:
+    assert default_processes() == max(1, (os.cpu_count() or 1) - 2)
+
+
+def test_a_variant_is_compiled_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    variant = default_variant(SPEC, BATCH, 16)
+    with CompilePool(1) as pool:
+        [(named, facts)] = collect(pool, [CompileJob(variant, SPEC, SM_90, BATCH)])
+    assert named == variant
+    assert isinstance(facts, StaticFacts), facts
+    assert facts.registers > 0
+    assert list(triton_cache().glob("*/*.cubin"))

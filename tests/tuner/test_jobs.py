@@ -1,0 +1,72 @@
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.errors import JobError
+from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.outcome import Failed, Regime, Timing
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.child import Job
+from attention_tuner.tuner.jobs import CompileJob, DescribeJob, MeasureJob, RaceJob, RatesJob, Task
+
+TASK = Task(AttentionSpec(8, 2, 64), Batch.parse("1x16@32"), 16)
+ONE, TWO, THREE = (Variant.of("toy", 16, {"block_m": m}) for m in (16, 32, 64))
+TIMING = Timing((1.0,), Regime("eager"))
+
+
+def never(job: Job[object]) -> object:
+    raise AssertionError(f"{job} must not run again")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        DescribeJob(),
+        RatesJob(),
+        MeasureJob(TASK, ONE, 5),
+        RaceJob(TASK, (ONE, TWO), 10),
+        CompileJob(ONE, TASK.spec, TARGETS["sm_90"], TASK.batch),
+    ],
+)
+def test_a_job_survives_pickling(job: Job[object]) -> None:
+    assert pickle.loads(pickle.dumps(job)) == job
+
+
+def test_jobs_load_no_torch() -> None:
+    script = "import sys, attention_tuner.tuner.jobs; sys.exit(bool({'torch', 'triton'} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_measurement_fails_at_the_stage_it_had_reached() -> None:
+    job = MeasureJob(TASK, ONE, 5)
+    assert job.settle(JobError("killed by SIGKILL", "time", ONE), never) == Failed(ONE, "time", "killed by SIGKILL")
+    assert job.settle(JobError("hung"), never) == Failed(ONE, "check", "hung")
+
+
+def test_a_compile_fails_at_its_own_stage() -> None:
+    job = CompileJob(ONE, TASK.spec, TARGETS["sm_90"], TASK.batch)
+    assert job.settle(JobError("killed by SIGABRT"), never) == Failed(ONE, "compile", "killed by SIGABRT")
+
+
+def test_a_race_goes_on_without_the_one_to_blame() -> None:
+    def again(job: Job[dict[Variant, Timing | Failed]]) -> dict[Variant, Timing | Failed]:
+        assert job == RaceJob(TASK, (ONE, THREE), 10, seed=4)
+        return {ONE: TIMING, THREE: TIMING}
+
+    job = RaceJob(TASK, (ONE, TWO, THREE), 10, seed=4)
+    lost = Failed(TWO, "time", "hung")
+    assert job.settle(JobError("hung", "time", TWO), again) == {ONE: TIMING, TWO: lost, THREE: TIMING}
+
+
+def test_a_race_of_one_that_fails_is_not_run_again() -> None:
+    job = RaceJob(TASK, (ONE,), 10)
+    assert job.settle(JobError("hung", "time", ONE), never) == {ONE: Failed(ONE, "time", "hung")}
+
+
+def test_a_race_that_nobody_spoilt_raises() -> None:
+    with pytest.raises(JobError, match="hung"):
+        RaceJob(TASK, (ONE, TWO), 10).settle(JobError("hung"), never)

@@ -1,0 +1,100 @@
+import time
+
+import pytest
+import torch
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.outcome import Regime
+from attention_tuner.tuner.timing import SAMPLE_MS, Stopwatch, num_buffers, plan_ms, timing
+
+MIB = 1 << 20
+COLD, WARM = Regime("graph", "cold"), Regime("graph", "warm")
+
+
+@pytest.mark.parametrize(
+    ("touched", "free", "regime", "count"),
+    [
+        (10 * MIB, 10_000 * MIB, COLD, 11),
+        (30 * MIB, 10_000 * MIB, COLD, 5),
+        (99 * MIB, 10_000 * MIB, COLD, 3),
+        (100 * MIB, 10_000 * MIB, COLD, 1),
+        (10 * MIB, 10_000 * MIB, WARM, 1),
+        (10 * MIB, 100 * MIB, COLD, 4),
+        (10 * MIB, 0, COLD, 1),
+    ],
+)
+def test_buffers_rotate_past_twice_the_l2_within_half_the_memory(
+    touched: int, free: int, regime: Regime, count: int
+) -> None:
+    assert num_buffers(touched, 12 * MIB, 50 * MIB, free, regime) == count
+
+
+def test_the_interpreters_samples_are_wall_clock_over_every_buffer() -> None:
+    calls: list[str] = []
+
+    def run(buffer: str) -> None:
+        calls.append(buffer)
+        time.sleep(0.01)
+
+    watch = Stopwatch(run, ["a", "b"], Regime("interpreter"))
+    taken = timing(watch, 4, plan_ms=0.5)
+    assert calls.count("a") == calls.count("b") == 2
+    assert len(taken.samples_ms) == 4
+    assert 10 <= taken.median_ms < 50
+    assert (taken.plan_ms, taken.regime) == (0.5, Regime("interpreter"))
+
+
+class SlowPlan:
+    """Plans slowly the first time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def plan(self, batch: Batch, device: torch.device | str) -> None:
+        self.calls += 1
+        time.sleep(0.2 if self.calls == 1 else 0.005)
+
+
+def test_the_first_plan_which_allocates_is_not_timed() -> None:
+    launcher = SlowPlan()
+    assert 5 <= plan_ms(launcher, Batch.parse("1x16@32"), "cpu", repeats=3) < 100
+    assert launcher.calls == 4
+
+
+def copy_buffers(size: int, count: int) -> list[torch.Tensor]:
+    return [torch.zeros(2, size, dtype=torch.uint8, device="cuda") for _ in range(count)]
+
+
+def copy(buffer: torch.Tensor) -> None:
+    buffer[1].copy_(buffer[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", ["graph", "eager"])
+def test_a_sample_is_long_enough_and_covers_every_buffer(capture: str) -> None:
+    watch = Stopwatch(copy, copy_buffers(MIB, 7), Regime(capture))
+    assert watch.regime.capture == capture
+    assert watch._launches % 7 == 0
+    samples = watch.samples(10)
+    assert len(samples) == 10
+    assert min(samples) * watch._launches >= 0.8 * SAMPLE_MS
+
+
+@pytest.mark.gpu
+def test_a_graph_replay_costs_no_host_time_and_memory_is_cold() -> None:
+    graph = timing(Stopwatch(copy, copy_buffers(4 * MIB, 40), COLD), 20, 0.0)
+    warm = timing(Stopwatch(copy, copy_buffers(4 * MIB, 1), WARM), 20, 0.0)
+    eager = timing(Stopwatch(copy, copy_buffers(4 * MIB, 1), Regime("eager", "warm")), 20, 0.0)
+    assert warm.median_ms < graph.median_ms
+    assert warm.median_ms < eager.median_ms
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_is_timed_eagerly() -> None:
+    def run(buffer: torch.Tensor) -> None:
+        copy(buffer)
+        torch.cuda.synchronize()
+
+    watch = Stopwatch(run, copy_buffers(MIB, 2), COLD)
+    assert watch.regime == Regime("eager", "cold")
+    assert min(watch.samples(3)) > 0

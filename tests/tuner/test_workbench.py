@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.errors import GpuError
+from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.outcome import Regime
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.workbench import Workbench
+
+TASK = Task(AttentionSpec(4, 2, 64, dtype="float16"), Batch.parse("1x16@32,2x1@40"), 16)
+
+
+def test_a_workbench_needs_something_to_run_on() -> None:
+    with pytest.raises(GpuError, match="no NVIDIA GPU"):
+        Workbench(TASK, None)
+
+
+def test_the_reference_is_worked_out_once_for_a_seed() -> None:
+    bench = Workbench(TASK, INTERPRETER)
+    checker = bench.checker(3)
+    assert bench.checker(3) is checker
+    assert bench.checker(4) is not checker
+    assert len(bench._checkers) == 1
+
+
+def test_the_interpreter_rotates_nothing() -> None:
+    bench = Workbench(TASK, INTERPRETER)
+    (buffer,) = bench.buffers(Regime("interpreter"))
+    assert bench.buffers(Regime("interpreter"))[0] is buffer
+    assert buffer.q.shape == (18, 4, 64)
+
+
+@pytest.mark.gpu
+def test_cold_buffers_exceed_l2_twice_and_are_kept() -> None:
+    from attention_tuner.kernel_templates.device import present_gpu
+
+    bench = Workbench(Task(TASK.spec, Batch.parse("64x1@2048"), 16), present_gpu())
+    cold = bench.buffers(Regime("graph", "cold"))
+    assert sum(b.k_cache.nbytes + b.v_cache.nbytes for b in cold[1:]) >= 2 * bench.gpu.l2_bytes
+    assert bench.buffers(Regime("graph", "warm")) == cold[:1]
+    assert bench.buffers(Regime("graph", "cold"))[-1] is cold[-1]
+    assert len({b.k_cache.data_ptr() for b in cold}) == len(cold)
+    torch.cuda.synchronize()

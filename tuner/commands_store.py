@@ -1,0 +1,158 @@
+"""The commands about what is stored: show, lookup, export and import."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..kernel_templates.errors import InputError
+from . import options, request
+
+
+def show(
+    model: options.Model = None,
+    tp: options.Tp = 1,
+    dtype: options.Dtype = None,
+    spec: options.Spec = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
+    failures: Annotated[bool, typer.Option("--failures", help="Also why trials failed, with counts.")] = False,
+    db: options.Database = None,
+    json: options.Json = False,
+) -> None:
+    """Show the stored best configs.
+
+    And how many trials of which outcome the database holds.
+
+    \b
+    Example:
+      attention-tuner show --model llama-3-8b --failures
+    """
+    from ..db import Store, default_path
+    from . import documents, report
+
+    wanted = request.layers(model, tp, dtype, spec) if model or spec else None
+    with Store.open(db or default_path(), create=False) as store:
+        configs = [
+            config for config in store.best_configs()
+            if (wanted is None or config.shape.spec in wanted)
+            and (gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower()))
+        ]
+        counts = store.trial_counts()
+        reasons = store.failure_counts() if failures else None
+        name = store.name
+    if json:
+        report.print_json({
+            "database": name,
+            "trials": dict(counts),
+            **({} if reasons is None else {"failures": documents.failures_document(reasons)}),
+            "configs": [documents.config_document(config) for config in configs],
+        })
+        return
+    report.print_configs(configs)
+    report.print_trials(name, counts, reasons)
+
+
+def lookup(
+    model: options.Model = None,
+    tp: options.Tp = 1,
+    dtype: options.Dtype = None,
+    spec: options.Spec = None,
+    batch: options.Batches = None,
+    suite: options.Suite = None,
+    page_size: options.OnePageSize = None,
+    gpu: options.GpuName = None,
+    db: options.Database = None,
+    json: options.Json = False,
+) -> None:
+    """Say which variant to run for a batch.
+
+    And where the answer comes from. It is the nearest tuned config that is valid here, or else a heuristic: exact (tuned on this batch), bucket (on one like
+    it), neighbour (on the nearest bucket) or heuristic (nothing tuned fits).
+
+    \b
+    Example:
+      attention-tuner lookup --model llama-3-8b --batch 1x512@16384,63x1@32768 --page-size 16
+    """
+    from ..db import Store, load_table
+    from . import documents, report
+
+    specs = request.layers(model, tp, dtype, spec)
+    asked = request.batches(batch or (), suite)
+    if not asked:
+        raise InputError("lookup needs a batch, such as --batch 1x512@16384,63x1@32768, or a --suite")
+    page = request.page_size(page_size)
+    if db is not None:
+        # A table without the database is no error in an engine, but a name given here is meant to be there.
+        Store.open(db, create=False).close()
+    table = load_table(db)
+    on = request.machine(gpu, [config.gpu for config in table.configs])
+    answers = [(layer, each, table.lookup(layer, each, page, on)) for layer in specs for each in asked]
+    if json:
+        report.print_json({
+            "gpu": on.name,
+            "table": table.id,
+            "answers": [documents.answer_document(*answer) for answer in answers],
+        })
+        return
+    report.print_answers(on, answers)
+
+
+def export(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The JSON file to write.")],
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
+    db: options.Database = None,
+    json: options.Json = False,
+) -> None:
+    """Write the best configs to a JSON file.
+
+    \b
+    Example:
+      attention-tuner export llama-3-8b.json
+    """
+    from ..db import Store, default_path, export_json
+    from . import report
+
+    with Store.open(db or default_path(), create=False) as store:
+        configs = [
+            config for config in store.best_configs()
+            if gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower())
+        ]
+        name = store.name
+    if not configs:
+        of = "" if gpu is None else f" of GPU {gpu!r}"
+        raise InputError(f"database {name!r} holds no best config{of}, so {file!r} was not written; tune first")
+    export_json(configs, file)
+    provisional = sum(not config.full_check for config in configs)
+    if json:
+        report.print_json({"file": file, "configs": len(configs), "provisional": provisional})
+        return
+    report.say(f"{len(configs)} configs written to {file}")
+    if provisional:
+        report.note(f"{provisional} of them have passed the quick check only, and say so")
+
+
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A JSON file that export wrote.")],
+    db: options.Database = None,
+    json: options.Json = False,
+) -> None:
+    """Store the best configs of a JSON file.
+
+    Each takes the place of one for the same layer, bucket, page size, GPU and regime.
+
+    \b
+    Example:
+      attention-tuner import llama-3-8b.json
+    """
+    from ..db import Store, default_path, import_json
+    from . import report
+
+    configs = import_json(file)
+    with Store.open(db or default_path()) as store:
+        store.put_best(*configs)
+        name = store.name
+    if json:
+        report.print_json({"database": name, "configs": len(configs)})
+    else:
+        report.say(f"{len(configs)} configs of {file} stored in {name}")

@@ -1,0 +1,172 @@
+"""The commands about single variants: generate, check and bench."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ..kernel_templates.batch import BatchBucket
+from ..kernel_templates.errors import InputError, NothingValidError
+from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.outcome import Failed, Timed, Wrong
+from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.variant import Variant
+from . import options, request
+from .task import Task
+
+# A variant that hangs is given up after this time; through the interpreter, one that is too large.
+LIMIT_S = 300.0
+STORED_FROM = ("exact", "bucket")
+
+
+def generate(
+    model: options.Model = None,
+    tp: options.Tp = 1,
+    dtype: options.Dtype = None,
+    spec: options.Spec = None,
+    batch: options.Batches = None,
+    suite: options.Suite = None,
+    page_size: options.PageSizes = None,
+    gpu: options.GpuName = None,
+    limit: Annotated[int | None, typer.Option(
+        parser=options.whole_number, metavar="NUMBER", help="Variants to print for each shape.", show_default="all")] = None,
+    json: options.Json = False,
+) -> None:
+    """List the valid variants for a batch.
+
+    What was rejected is counted by reason, on stderr.
+
+    \b
+    Example:
+      attention-tuner generate --model llama-3-8b --batch 1x512@16384,63x1@32768 --gpu sm_90 --limit 5
+    """
+    from ..search_spaces.space import survey
+    from . import documents, report
+
+    specs = request.layers(model, tp, dtype, spec)
+    pages = request.page_sizes(page_size or ())
+    named = request.batches(batch or (), suite)
+    on = request.machine(gpu)
+    tasks = request.tasks(specs, named or request.default_batches(on), pages)
+    surveys = {task: survey(task.spec, BatchBucket.of(task.batch), task.page_size, on) for task in tasks}
+    for task, found in surveys.items():
+        if not found.valid:
+            reasons = ", ".join(f"{count} because {reason}" for reason, count in found.rejected.most_common())
+            raise NothingValidError(f"no variant is valid for {task.batch} of {task.spec.key()!r} with pages of "
+                                    f"{task.page_size} on {on.name}: rejected were {reasons}")
+    if json:
+        report.print_json({
+            "gpu": on.name,
+            "shapes": [documents.survey_document(task, found, limit) for task, found in surveys.items()],
+        })
+        return
+    report.print_surveys(on, surveys, limit)
+
+
+def check(
+    model: options.Model = None,
+    tp: options.Tp = 1,
+    dtype: options.Dtype = None,
+    spec: options.Spec = None,
+    batch: options.OneBatch = None,
+    page_size: options.OnePageSize = None,
+    variant: options.VariantKey = None,
+    gpu: options.GpuName = None,
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Check a variant against the reference.
+
+    It runs in a process of its own. Ends with status 1 when the result is wrong or the variant cannot run.
+
+    \b
+    Example:
+      attention-tuner check --model llama-3-8b --batch 1x16@32,2x1@40
+    """
+    from . import report
+
+    on, task = _one_task(request.layers(model, tp, dtype, spec), batch, page_size, gpu)
+    chosen = _chosen(variant, task, on)
+    outcome = _measure(task, chosen, on, samples=1, seed=seed)
+    report.print_outcome(task, on, outcome, timed=False, as_json=json)
+    if not isinstance(outcome, Timed):
+        raise typer.Exit(1)
+
+
+def bench(
+    model: options.Model = None,
+    tp: options.Tp = 1,
+    dtype: options.Dtype = None,
+    spec: options.Spec = None,
+    batch: options.OneBatch = None,
+    page_size: options.OnePageSize = None,
+    variant: options.VariantKey = None,
+    stored: Annotated[bool, typer.Option("--stored", help="The best variant that is stored for the batch.")] = False,
+    samples: Annotated[int, typer.Option(
+        parser=options.whole_number, metavar="NUMBER", help="Samples to take.")] = 20,
+    gpu: options.GpuName = None,
+    seed: options.Seed = 0,
+    db: options.Database = None,
+    json: options.Json = False,
+) -> None:
+    """Check a variant, then time it.
+
+    That is the one given, the best one stored, or the default. Ends with status 1 when the result is wrong or the variant cannot run.
+
+    \b
+    Example:
+      attention-tuner bench --model llama-3-8b --batch 1x512@16384,63x1@32768 --stored
+    """
+    from . import report
+
+    if stored and variant is not None:
+        raise InputError(f"--stored and --variant {variant!r} exclude each other; give one of them")
+    on, task = _one_task(request.layers(model, tp, dtype, spec), batch, page_size, gpu)
+    chosen = _stored(db, task, on) if stored else _chosen(variant, task, on)
+    outcome = _measure(task, chosen, on, samples, seed)
+    report.print_outcome(task, on, outcome, timed=True, as_json=json)
+    if not isinstance(outcome, Timed):
+        raise typer.Exit(1)
+
+
+def _one_task(
+    specs: Sequence[AttentionSpec], batch: str | None, page: str | None, gpu: str | None
+) -> tuple[Gpu, Task]:
+    """The machine and the one task that the options name. Raises `InputError`."""
+    if len(specs) > 1:
+        keys = " or ".join(repr(layer.key()) for layer in specs)
+        raise InputError(f"the model has {len(specs)} kinds of layers; name one of them with --spec {keys}")
+    page_size = request.page_size(page)
+    named = request.batches([] if batch is None else [batch], None)
+    on = request.runnable(gpu)
+    return on, Task(specs[0], (named or request.default_batches(on))[0], page_size)
+
+
+def _chosen(key: str | None, task: Task, gpu: Gpu) -> Variant:
+    """The variant that `key` names, or the default. Raises `VariantError`."""
+    from ..kernel_templates.default import default_variant
+
+    if key is None:
+        return default_variant(task.spec, task.batch, task.page_size)
+    return request.variant(key, task.spec, task.page_size, gpu)
+
+
+def _stored(db: str | None, task: Task, gpu: Gpu) -> Variant:
+    """The best variant stored for the task's bucket. Raises `InputError` when there is none."""
+    from ..db import load_table
+
+    answer = load_table(db).lookup(task.spec, task.batch, task.page_size, gpu)
+    if answer.source not in STORED_FROM:
+        raise InputError(f"nothing is stored for {task.batch} of {task.spec.key()!r} with pages of {task.page_size} on "
+                         f"{gpu.name}; tune it first, or leave --stored out to time the default")
+    return answer.variant
+
+
+def _measure(task: Task, variant: Variant, gpu: Gpu, samples: int, seed: int) -> Timed | Wrong | Failed:
+    from .jobs import MeasureJob
+    from .worker import Worker
+
+    with Worker(interpret=gpu.is_interpreter) as worker:
+        return worker.run(MeasureJob(task, variant, samples, seed), LIMIT_S)

@@ -1,0 +1,16 @@
+"""The physical floor: the time that no kernel can beat on a machine of known rates."""
+
+from __future__ import annotations
+
+from ..kernel_templates.batch import Batch, minimum_traffic
+from ..kernel_templates.spec import AttentionSpec
+from .jobs import Rates
+
+
+def floor_ms(spec: AttentionSpec, batch: Batch, rates: Rates) -> float:
+    """The least time for `batch`, in milliseconds: the longer of reading what it must and multiplying what it must.
+
+    This is the roofline of Williams, Waterman and Patterson (CACM 52:4, 2009), with rates that were measured.
+    """
+    read_bytes, flops = minimum_traffic(spec, batch)
+    return 1e3 * max(read_bytes / (rates.read_tb_per_s * 1e12), flops / (rates.matmul_tflops * 1e12))

@@ -1,0 +1,239 @@
+"""The parent's side of a child process: it is started, given jobs, watched, killed and replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..kernel_templates.errors import JobError, TunerError
+from .child import REASON_LENGTH, At, Done, Job, Raised, Setup, serve
+
+R = TypeVar("R")
+
+# Importing torch from a cold disk takes the better part of a minute.
+START_LIMIT_S = 180.0
+# The driver takes seconds to end a process whose kernel never does.
+KILL_LIMIT_S = 60.0
+# A job that is limited in CPU time and idles is killed after this multiple of its limit.
+IDLE_FACTOR = 10
+LOG_BYTES = 1 << 20
+
+_TICK_S = 1.0
+
+
+class ChildProcess:
+    """A process of its own session that runs jobs one at a time; a job that kills it harms nothing else.
+
+    It starts with the first job, and again with the first one after it died; it dies with the thread that started it.
+    What it prints goes to a bounded, unnamed file that is read only to explain its death. `environment` is added to
+    the parent's, None removing a name. `close` may be called from any thread.
+    """
+
+    def __init__(self, setup: Setup, environment: Mapping[str, str | None] | None = None) -> None:
+        self._setup = setup
+        self._environment = dict(environment or {})
+        self._running = threading.Lock()
+        self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `close` closes it
+
+    @property
+    def pid(self) -> int | None:
+        """The process, which leads a session of its own; None before the first job and after a death."""
+        return self._process.pid if self._process else None
+
+    def run(self, job: Job[R], limit_s: float, cpu_time: bool = False) -> R:
+        """The result of `job`, which may take `limit_s` seconds: of wall time, or of its session's CPU time.
+
+        Raises `JobError` when the job raised, exceeded its limit or killed the process, and `TunerError` when no
+        process could be started.
+        """
+        with self._running:
+            try:
+                reply, at = self._exchange(job, limit_s, cpu_time)
+            except BaseException:
+                # An answer that is still to come must not be taken for the next job's.
+                self._end()
+                raise
+            if isinstance(reply, Done):
+                return reply.result
+            if reply.fatal:
+                self._end()
+            raise JobError(reply.reason, at.stage, at.variant)
+
+    def close(self) -> None:
+        """End the process for good; a job that runs in it now, or is given later, raises `JobError`."""
+        self._closed = True
+        self._kill()
+        with self._running:
+            self._end()
+            self._log.close()
+
+    def __enter__(self) -> ChildProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _exchange(self, job: Job[R], limit_s: float, cpu_time: bool) -> tuple[Done | Raised, At]:
+        at = At("", None)
+        if self._closed:
+            raise JobError("its process was closed")
+        process, connection = self._started()
+        self._log.truncate(0)
+        limit = Limit(limit_s, process.pid if cpu_time else None)
+        try:
+            self._send(process, connection, job)
+            while True:
+                message = self._receive(process, connection, limit)
+                if isinstance(message, Done | Raised):
+                    return message, at
+                at = message
+        except JobError as error:
+            raise JobError(error.reason, at.stage, at.variant) from None
+
+    def _send(self, process: subprocess.Popen[bytes], connection: Connection, message: Any) -> None:
+        try:
+            connection.send(message)
+        except ConnectionError:
+            raise JobError(self._death(process)) from None
+
+    def _receive(self, process: subprocess.Popen[bytes], connection: Connection, limit: Limit) -> Any:
+        """The child's next message. Raises `JobError` when it dies, or when the limit passes before."""
+        while (left := limit.left_s()) > 0:
+            try:
+                if connection.poll(min(left, _TICK_S)):
+                    return connection.recv()
+            except (EOFError, ConnectionError):
+                raise JobError(self._death(process)) from None
+            if self._closed:
+                break
+            if process.poll() is not None:
+                raise JobError(self._death(process))
+            if os.fstat(self._log.fileno()).st_size > LOG_BYTES:
+                self._log.truncate(0)
+        raise JobError("its process was closed" if self._closed else limit.reason)
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        """The process that runs, or a new one that is ready. Raises `TunerError`."""
+        if self._process is not None and self._connection is not None:
+            if self._process.poll() is None:
+                return self._process, self._connection
+            # It was killed between two jobs, which is neither's fault.
+            self._end()
+        ours, theirs = Pipe()
+        call = f"from {serve.__module__} import serve; serve({theirs.fileno()}, {os.getpid()})"
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", call],
+                env=self._child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        self._process, self._connection = process, ours
+        try:
+            self._send(process, ours, self._setup)
+            self._receive(process, ours, Limit(START_LIMIT_S))
+        except JobError as error:
+            raise TunerError(f"a worker process could not start: {error}") from error
+        return process, ours
+
+    def _child_environment(self) -> dict[str, str]:
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        merged = {**os.environ, **self._environment, "PYTHONPATH": path}
+        return {name: value for name, value in merged.items() if value is not None}
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _end(self) -> None:
+        """Kill the process and all that it started, and wait for it, so that the GPU is free again."""
+        self._kill()
+        process, self._process = self._process, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            try:
+                process.wait(KILL_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                raise TunerError(f"process {process.pid} could not be ended within {KILL_LIMIT_S:.0f} s") from None
+
+    def _death(self, process: subprocess.Popen[bytes]) -> str:
+        """How `process` died, in one line with what it said last."""
+        try:
+            status = process.wait(KILL_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return "hung up without ending"
+        said = _telling_line(os.pread(self._log.fileno(), LOG_BYTES, 0).decode(errors="replace"))
+        how = f"killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
+        return (f"{how}: {said}" if said else how)[:REASON_LENGTH]
+
+
+class Limit:
+    """A limit in seconds from now on: of wall time, or of the CPU time of the session led by `session`."""
+
+    def __init__(self, limit_s: float, session: int | None = None) -> None:
+        self._limit_s = limit_s
+        self._session = session
+        self._start = time.monotonic()
+        self._cpu_start = 0.0 if session is None else session_cpu_s(session)
+        self.reason = f"gave no result within {limit_s:g} s"
+
+    def left_s(self) -> float:
+        """Seconds until the limit can have passed, not positive once it has; then `reason` says how."""
+        wall = time.monotonic() - self._start
+        # A session of one thread cannot have used more CPU time than wall time, and reading it costs milliseconds.
+        if self._session is None or wall < self._limit_s:
+            return self._limit_s - wall
+        left = self._limit_s - (session_cpu_s(self._session) - self._cpu_start)
+        if left <= 0:
+            self.reason = f"took more than {self._limit_s:g} s of CPU time"
+            return left
+        return min(left, self._limit_s * IDLE_FACTOR - wall)
+
+
+def session_cpu_s(session: int) -> float:
+    """CPU seconds that the processes of `session` have used, with those of theirs that have ended."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # man 5 proc: the second field, the command in parentheses, may hold anything; 6 is the session, and
+            # 14 to 17 are the process's own and its reaped children's user and system time.
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _telling_line(text: str) -> str:
+    """The first line of `text` that names an error, else the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = (line for line in lines if "error" in line.lower() or "assert" in line.lower())
+    return next(errors, lines[-1] if lines else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

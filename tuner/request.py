@@ -1,0 +1,150 @@
+"""What a command was asked for, as records: every value is read, or refused, here before anything is opened."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from ..kernel_templates.batch import Batch
+from ..kernel_templates.errors import GpuError, InputError, SpecError, VariantError
+from ..kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
+from ..kernel_templates.spec import DTYPES, AttentionSpec
+from ..kernel_templates.template import template_of, why_invalid
+from ..kernel_templates.variant import Variant
+from .task import Task
+
+# What `--gpu` calls Triton's interpreter.
+INTERPRETER_WORD = "interpreter"
+DEFAULT_PAGE_SIZE = 16
+DEFAULT_SUITE = "serving"
+
+
+def layers(model: str | None, tp: int, dtype: str | None, spec: str | None = None) -> tuple[AttentionSpec, ...]:
+    """The attention layers of `model` on one of `tp` GPUs, or the one that `spec` names.
+
+    Raises `ModelError` or `SpecError`, and `InputError` unless exactly one of the two is given.
+    """
+    if (model is None) == (spec is None):
+        given = "neither was given" if model is None else "both were given"
+        raise InputError(f"a layer is named by either --model or --spec, and {given}; try --model llama-3-8b")
+    if spec is not None:
+        return (AttentionSpec.parse(spec),)
+    assert model is not None
+    if dtype is not None and dtype not in DTYPES:
+        raise SpecError(f"--dtype {dtype!r} is not supported; accepted are {', '.join(DTYPES)}")
+    from ..search_spaces.models import model_specs
+
+    return model_specs(model, tp, dtype)
+
+
+def page_sizes(texts: Sequence[str]) -> tuple[int, ...]:
+    """The page sizes given, each option holding one or several joined by commas. Raises `InputError`."""
+    words = [word.strip() for text in texts for word in text.split(",")] or [str(DEFAULT_PAGE_SIZE)]
+    return tuple(dict.fromkeys(_page_size(word) for word in words))
+
+
+def page_size(text: str | None) -> int:
+    """The one page size that `text` names, 16 for None. Raises `InputError`."""
+    return DEFAULT_PAGE_SIZE if text is None else _page_size(text.strip())
+
+
+def batches(texts: Sequence[str], suite: str | None) -> tuple[Batch, ...]:
+    """The batches given one by one and those of `suite`, each once; none when neither names any.
+
+    Raises `BatchError` or `ModelError`.
+    """
+    named = tuple(Batch.parse(text) for text in texts)
+    if suite is not None:
+        from ..search_spaces.suites import suite as read_suite
+
+        named += read_suite(suite)
+    return tuple(dict.fromkeys(named))
+
+
+def default_batches(gpu: Gpu) -> tuple[Batch, ...]:
+    """What is tuned where no batch is named: small batches for the interpreter, those of serving for a GPU."""
+    from ..search_spaces.suites import INTERPRETER_BATCHES
+    from ..search_spaces.suites import suite as read_suite
+
+    return tuple(map(Batch.parse, INTERPRETER_BATCHES)) if gpu.is_interpreter else read_suite(DEFAULT_SUITE)
+
+
+def tasks(specs: Iterable[AttentionSpec], named: Iterable[Batch], pages: Iterable[int]) -> tuple[Task, ...]:
+    """One task for each layer, batch and page size."""
+    return tuple(Task(*each) for each in itertools.product(specs, named, pages))
+
+
+def sampler(name: str) -> str:
+    """`name` when there is a sampler of that name. Imports Optuna. Raises `InputError`."""
+    from .study import SAMPLERS
+
+    if name not in SAMPLERS:
+        raise InputError(f"unknown sampler {name!r}; accepted are {', '.join(SAMPLERS)}")
+    return name
+
+
+def machine(name: str | None, others: Sequence[Gpu] = ()) -> Gpu:
+    """The GPU that `name` means: for None the present one or the interpreter, else it, a target or one of `others`.
+
+    Imports torch, to see what is present. Raises `GpuError` for a name that none of them has.
+    """
+    if name is not None and name.lower() == INTERPRETER_WORD:
+        return INTERPRETER
+    present = _present()
+    if name is None:
+        return present or INTERPRETER
+    here = () if present is None else (present,)
+    for gpu in (*here, *others, *TARGETS.values()):
+        if name.lower() in (gpu.name.lower(), gpu.slug.lower()):
+            # An architecture's name means the GPU itself where one of that architecture is present.
+            return present if present is not None and present.arch == gpu.arch and gpu.name in TARGETS else gpu
+    known = dict.fromkeys([*(gpu.name for gpu in (*here, *others)), *TARGETS, INTERPRETER_WORD])
+    raise GpuError(f"unknown GPU {name!r}; accepted here are {', '.join(known)}")
+
+
+def runnable(name: str | None) -> Gpu:
+    """The GPU that `name` means, when kernels can run on it now. Raises `GpuError` when they cannot."""
+    gpu = machine(name)
+    if gpu.name not in TARGETS:
+        return gpu
+    present = _present()
+    here = f"only {present.name} is" if present else "no GPU is"
+    raise GpuError(f"GPU {name!r} is not present on this machine ({here}), so nothing can run on it; accepted are "
+                   f"{present.name if present else INTERPRETER_WORD}, and {name} only for generate, lookup and "
+                   "tune --dry-run")
+
+
+def variant(text: str, spec: AttentionSpec, page: int | None, gpu: Gpu) -> Variant:
+    """The variant that `text` names, valid for `spec` on `gpu` and reading pages of `page` (any, for None).
+
+    Raises `VariantError`.
+    """
+    named = Variant.parse(text)
+    template = template_of(named)
+    choices = {d.name: d.choices for d in template.dimensions}
+    values = named.as_dict()
+    if set(values) != set(choices):
+        raise VariantError(f"variant {text!r} does not name the dimensions of template {template.name!r}, "
+                           f"which are page_size, {', '.join(choices)}")
+    for name, value in values.items():
+        if value not in choices[name]:
+            accepted = ", ".join(map(str, choices[name]))
+            raise VariantError(f"variant {text!r} has {name}={value}; accepted are {accepted}")
+    if page is not None and named.page_size != page:
+        raise VariantError(f"variant {text!r} reads pages of {named.page_size}, and --page-size is {page}")
+    reason = why_invalid(named, spec, gpu)
+    if reason:
+        raise VariantError(f"variant {text!r} cannot run layer {spec.key()!r} on {gpu.name}: {reason}")
+    return named
+
+
+def _page_size(word: str) -> int:
+    if not word.isascii() or not word.isdigit() or len(word) > 6 or int(word) < 1 or int(word) % 16:
+        raise InputError(f"page size {word!r} cannot be used; accepted is any multiple of 16, such as 16, 128 or 528")
+    return int(word)
+
+
+def _present() -> Gpu | None:
+    from ..kernel_templates.device import present_gpu
+
+    return present_gpu()

@@ -1,0 +1,133 @@
+"""The stopwatch: how long a launch takes on the GPU, and the buffers that it is timed over."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from ..kernel_templates.batch import Batch
+from ..kernel_templates.outcome import Regime, Timing
+
+T = TypeVar("T")
+
+# Long enough that the resolution of an event, 0.5 us, and the gap between two graphs do not show.
+SAMPLE_MS = 0.2
+
+
+class Plannable(Protocol):
+    """What has a plan that is made on the host."""
+
+    def plan(self, batch: Batch, device: torch.device | str) -> None:
+        """Make the plan of `batch`."""
+        ...
+
+
+class Stopwatch(Generic[T]):
+    """Times `run` over `buffers` in turn, in a `regime` that is eager instead of graph where `run` cannot be captured.
+
+    A sample is the mean over as many launches as take `SAMPLE_MS`, and over every buffer equally often, so that no
+    buffer is in L2 when its turn comes. `regime.capture` "interpreter" is one call by the wall clock.
+    """
+
+    def __init__(self, run: Callable[[T], object], buffers: Sequence[T], regime: Regime) -> None:
+        self._run = run
+        self._buffers = buffers
+        self._launches = len(buffers)
+        self._turn = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.regime = regime
+        if regime.capture == "interpreter":
+            return
+        # What is compiled or loaded at first use must not be timed, and cannot be captured.
+        run(buffers[0])
+        torch.cuda.synchronize()
+        self._capture()
+        self._fill_sample()
+
+    def samples(self, count: int) -> tuple[float, ...]:
+        """`count` samples in milliseconds per launch, taken back to back after one that is dropped."""
+        if self.regime.capture == "interpreter":
+            return tuple(self._wall_ms() for _ in range(count))
+        # All are queued before the first ends, so that no sample waits for the host; the first one may have.
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 2)]
+        marks[0].record()
+        for mark in marks[1:]:
+            self._replay()
+            mark.record()
+        torch.cuda.synchronize()
+        return tuple(start.elapsed_time(end) / self._launches for start, end in itertools.pairwise(marks[1:]))
+
+    def _fill_sample(self) -> None:
+        """Raise the launches in a sample, by whole turns over the buffers, until it takes `SAMPLE_MS`."""
+        # Twice: a short sample's time is mostly what a replay costs.
+        for _ in range(2):
+            sample_ms = min(self.samples(3)) * self._launches
+            if sample_ms >= SAMPLE_MS:
+                return
+            self._launches *= math.ceil(1.1 * SAMPLE_MS / sample_ms)
+            self._capture()
+
+    def _capture(self) -> None:
+        """Capture one sample's launches in a graph, in that regime; where they cannot be, the regime is eager."""
+        self._graph = None
+        if self.regime.capture != "graph":
+            return
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._launch()
+        except RuntimeError:
+            # Raises again where the device is lost, which is no matter of capturing.
+            torch.cuda.synchronize()
+            self.regime = Regime("eager", self.regime.l2, self.regime.load)
+        else:
+            self._graph = graph
+
+    def _replay(self) -> None:
+        if self._graph is None:
+            self._launch()
+        else:
+            self._graph.replay()
+
+    def _launch(self) -> None:
+        for index in range(self._launches):
+            self._run(self._buffers[index % len(self._buffers)])
+
+    def _wall_ms(self) -> float:
+        self._turn = (self._turn + 1) % len(self._buffers)
+        start = time.perf_counter()
+        self._run(self._buffers[self._turn])
+        return (time.perf_counter() - start) * 1e3
+
+
+def timing(stopwatch: Stopwatch[T], samples: int, plan_ms: float) -> Timing:
+    """The `Timing` of that many samples of `stopwatch`."""
+    return Timing(stopwatch.samples(samples), stopwatch.regime, plan_ms)
+
+
+def plan_ms(launcher: Plannable, batch: Batch, device: str, repeats: int = 5) -> float:
+    """Milliseconds that the host needs to plan `batch`: the median of `repeats` after one that allocates."""
+    times: list[float] = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        launcher.plan(batch, device)
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times[1:])
+
+
+def num_buffers(touched_bytes: int, held_bytes: int, l2_bytes: int, free_bytes: int, regime: Regime) -> int:
+    """How many sets of tensors to rotate so that a set has left L2 when its turn comes again: 1 when warm.
+
+    A launch touches `touched_bytes` of a set, which holds `held_bytes`; the sets may take half of `free_bytes`.
+    """
+    if regime.l2 == "warm" or touched_bytes >= 2 * l2_bytes:
+        return 1
+    # One more than twice L2, for the set that is being read.
+    wanted = math.ceil(2 * l2_bytes / touched_bytes) + 1
+    return max(1, min(wanted, free_bytes // 2 // held_bytes))

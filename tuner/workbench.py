@@ -1,0 +1,66 @@
+"""What the jobs of one task share in the measuring process: the reference's answer and the buffers timed over."""
+
+from __future__ import annotations
+
+import torch
+
+from ..kernel_templates.batch import minimum_traffic
+from ..kernel_templates.errors import GpuError
+from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.inputs import make_tensors
+from ..kernel_templates.launch import Launcher, Tensors, make_launcher
+from ..kernel_templates.outcome import Regime
+from ..kernel_templates.variant import Variant
+from .check import Checker
+from .task import Task
+from .timing import Stopwatch, num_buffers, plan_ms
+
+
+class Workbench:
+    """One task on one GPU. Raises `GpuError` where there is none."""
+
+    def __init__(self, task: Task, gpu: Gpu | None) -> None:
+        if gpu is None:
+            raise GpuError("no NVIDIA GPU is present to run on; Triton's interpreter needs none")
+        self.task = task
+        self.gpu = gpu
+        self.device = "cpu" if gpu.is_interpreter else "cuda"
+        self._checkers: dict[int, Checker] = {}
+        self._buffers: list[Tensors] = []
+
+    def planned(self, variant: Variant) -> tuple[Launcher, float]:
+        """The launcher of `variant` with the task's batch planned, and the milliseconds that a plan takes."""
+        launcher = make_launcher(variant, self.task.spec, self.gpu)
+        return launcher, plan_ms(launcher, self.task.batch, self.device)
+
+    def checker(self, seed: int) -> Checker:
+        """The checker over inputs drawn from `seed`; only the last seed's is kept."""
+        if seed not in self._checkers:
+            self._checkers.clear()
+            task = self.task
+            self._checkers[seed] = Checker(task.spec, task.batch, task.page_size, self.device, seed)
+        return self._checkers[seed]
+
+    def stopwatch(self, launcher: Launcher, regime: Regime) -> Stopwatch[Tensors]:
+        """A stopwatch on `launcher` in `regime`, or in the interpreter's."""
+        if self.gpu.is_interpreter:
+            regime = Regime("interpreter")
+        return Stopwatch(launcher.run, self.buffers(regime), regime)
+
+    def buffers(self, regime: Regime) -> list[Tensors]:
+        """The sets of tensors to rotate: in a cold regime, enough that each has left L2 when its turn comes."""
+        if not self._buffers:
+            self._buffers.append(self._make_buffer())
+        first = self._buffers[0]
+        held = sum(t.untyped_storage().nbytes() for t in (first.q, first.k_cache, first.v_cache, first.out))
+        touched, _ = minimum_traffic(self.task.spec, self.task.batch)
+        free = 0 if self.gpu.is_interpreter else torch.cuda.mem_get_info()[0]
+        count = num_buffers(touched, held, self.gpu.l2_bytes, free + held * len(self._buffers), regime)
+        while len(self._buffers) < count:
+            self._buffers.append(self._make_buffer())
+        return self._buffers[:count]
+
+    def _make_buffer(self) -> Tensors:
+        task = self.task
+        seed = len(self._buffers)
+        return make_tensors(task.spec, task.batch, task.page_size, self.device, seed, needles=False)
