@@ -13,7 +13,11 @@ from .spec import AttentionSpec
 # A sequence with at most this many query tokens is decode or verification: memory-bound, on small tiles.
 SHORT_QUERY = 8
 
-_GROUP = re.compile(r"(\d+)x(\d+)@(\d+)")
+# Far beyond any engine's, so that a slip of the finger is told instead of filling the memory.
+MAX_SEQUENCES = 2**16
+MAX_TOKENS = 2**31 - 1
+
+_GROUP = re.compile(r"([0-9]{1,10})x([0-9]{1,10})@([0-9]{1,10})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,9 @@ class Batch:
             count, query_len, context_len = map(int, match.groups())
             if count < 1:
                 raise BatchError(f"cannot use {part.strip()!r} in batch {text!r}: the count must be at least 1")
+            if len(sequences) + count > MAX_SEQUENCES or query_len + context_len > MAX_TOKENS:
+                raise BatchError(f"cannot use {part.strip()!r} in batch {text!r}: accepted are up to {MAX_SEQUENCES} "
+                                 f"sequences of up to {MAX_TOKENS} tokens")
             sequences += [(query_len, context_len)] * count
         return cls(tuple(sequences))
 

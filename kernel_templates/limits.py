@@ -33,8 +33,8 @@ def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: in
     """The least shared memory in bytes that a program with this body takes.
 
     One tile of q, and tiles of K or V: one without pipelining, else one of each, twice each for warpgroup products,
-    which read them in place and asynchronously. Read off what Triton 3.6 and 3.9 compile; scratch of up to a tenth, for
-    changes of layout, is not counted, so that nothing is rejected that could run.
+    which read them in place and asynchronously. Read off what Triton 3.6 and 3.9 compile; scratch for changes of
+    layout, of up to a tile of probabilities, is not counted, so that nothing is rejected that could run.
     """
     has_warpgroup_products = gpu.capability[0] in (9, 10) and body.block_m >= 64 and num_warps >= 4
     tiles = 1 if num_stages == 1 else 4 if has_warpgroup_products else 2

@@ -16,9 +16,9 @@ from ..kernel_templates.spec import AttentionSpec
 # A row may err by this many times what eager attention in the same dtype errs by on it, as
 # FlashAttention's tests allow.
 EAGER_FACTOR = 2.0
-# Or by this many units in the last place of its norm: the largest error that rounding the result once can give is half.
+# Or by this many machine epsilons of its norm: rounding the result once errs by half of one at most.
 ROW_FACTOR = 0.75
-# The oracle is float64 up to this many operations: within half a second on two cores, or on a GPU that is slow in it.
+# The oracle is float64 up to this many operations: a second or two on a CPU, or on a GPU that is slow in it.
 FLOAT64_FLOPS = 2**34
 
 

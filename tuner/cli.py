@@ -54,6 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(f"{error.format_message()} (see {PROGRAM} --help)", USAGE)
         except TunerError as error:
             return _fail(str(error), error.exit_status)
+        except OSError as error:
+            # Of a file that the user named; one without a name, such as a broken pipe, is not.
+            if error.filename is None:
+                raise
+            return _fail(f"{error.filename!r} cannot be used: {error.strerror}", USAGE)
         except KeyboardInterrupt:
             status = INTERRUPTED
     if status == INTERRUPTED:

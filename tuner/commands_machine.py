@@ -33,7 +33,7 @@ def doctor(
     from .jobs import RatesJob
     from .worker import Worker
 
-    machine = examine(db or default_path(), triton_cache())
+    machine = examine(default_path() if db is None else db, triton_cache())
     rates = None
     if measure and machine.gpu is None:
         report.note("nothing is measured: there is no GPU whose rates could be")

@@ -32,7 +32,7 @@ def show(
     from . import documents, report
 
     wanted = request.layers(model, tp, dtype, spec) if model or spec else None
-    with Store.open(db or default_path(), create=False) as store:
+    with Store.open(default_path() if db is None else db, create=False) as store:
         configs = [
             config for config in store.best_configs()
             if (wanted is None or config.shape.spec in wanted)
@@ -67,8 +67,8 @@ def lookup(
 ) -> None:
     """Say which variant to run for a batch.
 
-    And where the answer comes from. It is the nearest tuned config that is valid here, or else a heuristic: exact (tuned on this batch), bucket (on one like
-    it), neighbour (on the nearest bucket) or heuristic (nothing tuned fits).
+    That is the nearest tuned config that is valid here, and the answer says how near: exact (tuned on this batch),
+    bucket (on one like it) or neighbour (on the nearest bucket); or heuristic, where nothing tuned fits.
 
     \b
     Example:
@@ -113,7 +113,7 @@ def export(
     from ..db import Store, default_path, export_json
     from . import report
 
-    with Store.open(db or default_path(), create=False) as store:
+    with Store.open(default_path() if db is None else db, create=False) as store:
         configs = [
             config for config in store.best_configs()
             if gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower())
@@ -149,7 +149,7 @@ def import_(
     from . import report
 
     configs = import_json(file)
-    with Store.open(db or default_path()) as store:
+    with Store.open(default_path() if db is None else db) as store:
         store.put_best(*configs)
         name = store.name
     if json:

@@ -105,7 +105,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, db: str | None, a
     if gpu.is_interpreter:
         # Before the database is opened, which may make it.
         refuse_long(tasks, settings)
-    with Store.open(db or default_path()) as store:
+    with Store.open(default_path() if db is None else db) as store:
         name = store.name
         with contextlib.closing(_executor(gpu)) as executor, report.TuneProgress(gpu) as listener:
             results = search(tasks, gpu, store, settings, executor, listener)
@@ -155,7 +155,9 @@ def _rates() -> Rates | None:
 
 
 def _reasons(results: Sequence[TaskResult]) -> str:
-    counts: Counter[Reason] = sum((result.reasons for result in results), Counter())
+    counts: Counter[Reason] = Counter()
+    for result in results:
+        counts += result.reasons
     told = (f"{count} {outcome}{f' at {stage}' if stage else ''} because {reason}"
             for (outcome, stage, reason), count in counts.most_common())
     return "; ".join(told) or "no trial could be made"

@@ -31,7 +31,8 @@ def generate(
     page_size: options.PageSizes = None,
     gpu: options.GpuName = None,
     limit: Annotated[int | None, typer.Option(
-        parser=options.whole_number, metavar="NUMBER", help="Variants to print for each shape.", show_default="all")] = None,
+        parser=options.whole_number, metavar="NUMBER", help="Variants to print for each shape.",
+        show_default="all")] = None,
     json: options.Json = False,
 ) -> None:
     """List the valid variants for a batch.
@@ -79,7 +80,7 @@ def check(
 ) -> None:
     """Check a variant against the reference.
 
-    It runs in a process of its own. Ends with status 1 when the result is wrong or the variant cannot run.
+    It runs in a process of its own. Ends with status 1 when the result is wrong or it cannot run.
 
     \b
     Example:
@@ -113,7 +114,8 @@ def bench(
 ) -> None:
     """Check a variant, then time it.
 
-    That is the one given, the best one stored, or the default. Ends with status 1 when the result is wrong or the variant cannot run.
+    That is the one given, the best one stored, or the default. Ends with status 1 when the result is wrong or the
+    variant cannot run.
 
     \b
     Example:
@@ -155,8 +157,11 @@ def _chosen(key: str | None, task: Task, gpu: Gpu) -> Variant:
 
 def _stored(db: str | None, task: Task, gpu: Gpu) -> Variant:
     """The best variant stored for the task's bucket. Raises `InputError` when there is none."""
-    from ..db import load_table
+    from ..db import Store, load_table
 
+    if db is not None:
+        # A missing table answers by rule, but a name given here is meant to be there.
+        Store.open(db, create=False).close()
     answer = load_table(db).lookup(task.spec, task.batch, task.page_size, gpu)
     if answer.source not in STORED_FROM:
         raise InputError(f"nothing is stored for {task.batch} of {task.spec.key()!r} with pages of {task.page_size} on "
@@ -165,8 +170,14 @@ def _stored(db: str | None, task: Task, gpu: Gpu) -> Variant:
 
 
 def _measure(task: Task, variant: Variant, gpu: Gpu, samples: int, seed: int) -> Timed | Wrong | Failed:
+    from .forecast import interpreted_seconds
     from .jobs import MeasureJob
     from .worker import Worker
 
+    # One launch is checked, and one is for the reference.
+    estimate = (samples + 2) * interpreted_seconds(task)
+    if gpu.is_interpreter and estimate > LIMIT_S:
+        raise InputError(f"batch {str(task.batch)!r} is too large for Triton's interpreter: it would take about "
+                         f"{estimate:.0f} s, and {LIMIT_S:.0f} s are accepted; give a smaller batch or fewer samples")
     with Worker(interpret=gpu.is_interpreter) as worker:
         return worker.run(MeasureJob(task, variant, samples, seed), LIMIT_S)

@@ -65,6 +65,12 @@ class CompilePool:
         """Jobs submitted whose results were not returned yet."""
         return len(self._futures)
 
+    def forget(self) -> None:
+        """Drop what is queued, and return no results of what was submitted so far; what is being compiled goes on."""
+        for future in self._futures:
+            future.cancel()
+        self._futures.clear()
+
     def close(self) -> None:
         """Kill what compiles and drop what is queued."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..db.engine import sqlite_path
@@ -67,7 +67,7 @@ def examine(database: str, cache: Path) -> Machine:
         gpu=present_gpu(),
         cache=Place.of_path(cache),
         database_name=database,
-        database=None if path is None else Place.of_path(path),
+        database=None if path is None else _database(path),
     )
 
 
@@ -90,6 +90,11 @@ def consequences(machine: Machine) -> Iterator[str]:
 
 
 _MISSING = "missing"
+
+
+def _database(path: Path) -> Place:
+    place = Place.of_path(path)
+    return replace(place, writable=place.writable and not path.is_dir())
 
 
 def _version(package: str) -> str:

@@ -125,7 +125,7 @@ def timing_document(timing: Timing) -> Document:
         "quartiles_ms": list(timing.quartiles_ms),
         "samples_ms": list(timing.samples_ms),
         "plan_ms": timing.plan_ms,
-        "regime": str(timing.regime),
+        "regime": asdict(timing.regime),
     }
 
 

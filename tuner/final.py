@@ -51,7 +51,8 @@ class Final:
             found = self._race(entrants, rounds, look, deadline)
             if self._baseline not in found:
                 break
-            raced = {v: _joined(raced.get(v), found.get(v)) for v in {**raced, **found} if v not in entrants or v in found}
+            lost = [variant for variant in entrants if variant not in found]
+            raced = {v: _joined(raced.get(v), found.get(v)) for v in {**raced, **found} if v not in lost}
             decision, self.timings = choose(raced, self._baseline, ALPHA / LOOKS), raced
             if decision[1] is not Verdict.AMBIGUOUS:
                 break

@@ -45,7 +45,7 @@ def assumptions(gpu: Gpu, processes: int) -> str:
     if gpu.is_interpreter:
         return (f"the estimate assumes {LAUNCHES_PER_TRIAL} launches a trial, each of the default variant, at "
                 f"{INTERPRETED_TILE_S * 1e3:g} ms a tile of keys")
-    return (f"the estimate assumes {COMPILE_S:g} s a compile in {processes} processes at once, {MEASURE_S:g} s a trial "
+    return (f"the estimate assumes {COMPILE_S:g} s a compile, {processes} at a time, {MEASURE_S:g} s a trial "
             f"and {RACE_S:g} s a race, and no compiled kernel in the cache")
 
 
@@ -59,12 +59,11 @@ def forecast(task: Task, gpu: Gpu, trials: int, sampler: str, seed: int) -> Fore
     found = survey(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
     study = Study(found.valid, [default_variant(task.spec, task.batch, task.page_size)], sampler, seed)
     asked = tuple(variant for _ in range(trials) if (variant := study.ask()) is not None)
-    compiles = frozenset() if gpu.is_interpreter else frozenset(
-        f"{task.spec.key()} {template_of(variant).code_key(variant)}" for variant in asked)
-    seconds = MEASURE_S * len(asked) + RACE_S
     if gpu.is_interpreter:
         seconds = len(asked) * LAUNCHES_PER_TRIAL * interpreted_seconds(task)
-    return Forecast(task, found, asked, compiles, seconds)
+        return Forecast(task, found, asked, frozenset(), seconds)
+    kernels = frozenset(f"{task.spec.key()} {template_of(variant).code_key(variant)}" for variant in asked)
+    return Forecast(task, found, asked, kernels, MEASURE_S * len(asked) + RACE_S)
 
 
 def total_compiles(forecasts: Sequence[Forecast]) -> int:

@@ -14,10 +14,10 @@ MAX_SEED = 2**32 - 1
 
 
 def whole_number(text: str) -> int:
-    """The number of at least 1 that `text` is. Raises `typer.BadParameter`."""
+    """The number from 1 that `text` is. Raises `typer.BadParameter`."""
     if _is_decimal(text) and 1 <= int(text) <= MAX_SEED:
         return int(text)
-    raise typer.BadParameter(f"{text!r} cannot be used; accepted is a whole number of at least 1")
+    raise typer.BadParameter(f"{text!r} cannot be used; accepted is a whole number from 1 to {MAX_SEED}")
 
 
 def seed_number(text: str) -> int:

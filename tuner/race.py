@@ -39,7 +39,7 @@ class Interval:
     @property
     def is_tie(self) -> bool:
         """Whether the two clearly differ by less than `TIE`."""
-        return -TIE <= self.low and self.high <= TIE
+        return self.low >= -TIE and self.high <= TIE
 
 
 def compare(a: Timing, b: Timing, alpha: float = ALPHA) -> Interval:
@@ -64,9 +64,7 @@ def num_comparisons(entrants: int) -> int:
     return math.comb(entrants, 2)
 
 
-def choose(
-    timings: Mapping[Variant, Timing], default: Variant, alpha: float = ALPHA
-) -> tuple[Variant, Verdict]:
+def choose(timings: Mapping[Variant, Timing], default: Variant, alpha: float = ALPHA) -> tuple[Variant, Verdict]:
     """The variant to keep, and how it stands against the next: wrong with a chance of at most `alpha`.
 
     It is the default unless another is clearly faster or clearly equal, so never one that is slower than the default.
@@ -81,8 +79,9 @@ def choose(
     leader = min(timings, key=lambda v: (against_default[v].median, simplicity(v)))
     intervals = {v: compare(timings[leader], timings[v], alpha) for v in timings if v != leader}
     tied = [v for v, interval in intervals.items() if interval.is_tie]
-    eligible = [v for v in (leader, *tied) if v == default or against_default[v].is_faster or _no_slower(
-        against_default[v])]
+    eligible = [
+        v for v in (leader, *tied) if v == default or against_default[v].is_faster or _no_slower(against_default[v])
+    ]
     is_clear = all(interval.is_faster or interval.is_tie for interval in intervals.values())
     if not eligible:
         return default, Verdict.AMBIGUOUS

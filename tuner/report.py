@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
@@ -17,20 +20,80 @@ from ..kernel_templates.batch import Batch
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Check, Failed, Timed, Wrong
 from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.variant import Variant
 from ..search_spaces.space import Survey
-from . import documents, wording
+from . import documents
 from .doctor import Machine, consequences
 from .forecast import Forecast, assumptions, total_compiles, total_seconds
 from .jobs import Rates
 from .run import Listener, Progress, TaskResult
 from .task import Task
+from .wording import milliseconds, progress_text, seconds, short, values
 
 T = TypeVar("T", Forecast, TaskResult)
 
 # How wide a table is where there is no terminal to ask.
 PLAIN_WIDTH = 120
+# Without a terminal, a line of progress is written at least this often, in trials.
+LINE_EVERY = 10
 NO_GPU_TIMES = ("regime interpreter: kernels run through Triton's interpreter on the CPU, so these times are no GPU's, "
                 "and they are never served as one's")
+
+
+class TuneProgress(Listener):
+    """Shows on stderr how a run gets on: live on a terminal, and elsewhere in a line for each thing worth one."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._console = stderr()
+        self._bar = Bar(
+            TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(), console=self._console, disable=not self._console.is_terminal)
+        self._row = self._bar.add_task("", total=None, visible=False)
+        self._best_ms = math.inf
+
+    def __enter__(self) -> TuneProgress:
+        self._log(f"tuning on {self._gpu.name}" + (f"; {NO_GPU_TIMES}" if self._gpu.is_interpreter else ""))
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def started(self, task: Task, valid: int, reused: int) -> None:
+        """A row for the task."""
+        self._best_ms = math.inf
+        self._row = self._bar.add_task(f"{short(task.batch)} page {task.page_size}", total=None, text="")
+        self._log(f"{task.spec.key()}, {short(task.batch)}, pages of {task.page_size}: {valid} valid variants, "
+                  f"{reused} trials taken over")
+
+    def tried(self, progress: Progress) -> None:
+        """The row is brought up to date; elsewhere a line for a new best, and for every tenth trial."""
+        text = progress_text(progress)
+        self._bar.update(self._row, completed=progress.done, total=progress.planned, text=text)
+        best_ms = math.inf if progress.best_ms is None else progress.best_ms
+        if not self._console.is_terminal and (best_ms < self._best_ms or progress.done % LINE_EVERY == 0):
+            self._log(f"  trial {progress.done} of {progress.planned}: {text}")
+        self._best_ms = best_ms
+
+    def racing(self, task: Task, variants: tuple[Variant, ...]) -> None:
+        """The row says so."""
+        text = f"final race of {len(variants)} variants"
+        self._bar.update(self._row, text=text)
+        if not self._console.is_terminal:
+            self._log(f"  {text}")
+
+    def finished(self, result: TaskResult) -> None:
+        """The row says what was found."""
+        best = result.best
+        text = "nothing was right and timed" if best is None else (
+            f"best {milliseconds(best.timing.median_ms)}, {best.speedup:.2f}x over the default")
+        self._bar.update(self._row, text=text, total=max(1, result.tried + result.reused))
+        if not self._console.is_terminal:
+            self._log(f"  {text}")
+
+    def _log(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_json(document: Mapping[str, object]) -> None:
@@ -58,7 +121,7 @@ def print_surveys(gpu: Gpu, surveys: Mapping[Task, Survey], limit: int | None) -
     for task, found in surveys.items():
         by_template = Counter(variant.template for variant in found.valid)
         counts = ", ".join(f"{count} of {name}" for name, count in by_template.items())
-        note(f"{task.spec.key()}, {wording.short(task.batch)}, pages of {task.page_size} on {gpu.name}: "
+        note(f"{task.spec.key()}, {short(task.batch)}, pages of {task.page_size} on {gpu.name}: "
              f"{len(found.valid)} valid ({counts}), {found.rejected.total()} rejected")
         for reason, count in found.rejected.most_common():
             note(f"  {count} rejected because {reason}")
@@ -71,15 +134,15 @@ def print_forecasts(gpu: Gpu, forecasts: Sequence[Forecast], processes: int) -> 
     columns = ("batch", "page", "valid variants", "trials", "compiles", "time")
     for title, members in _by_layer(gpu, forecasts).items():
         rows = [(
-            wording.short(each.task.batch),
+            short(each.task.batch),
             str(each.task.page_size),
             " + ".join(f"{count} {name}" for name, count in each.valid_by_template.items()),
             str(len(each.trials)),
             str(len(each.compiles)),
-            wording.seconds(each.seconds),
+            seconds(each.seconds),
         ) for each in members]
         _print_table(title, columns, rows)
-    say(f"together {total_compiles(forecasts)} compiles, about {wording.seconds(total_seconds(forecasts, processes))}; "
+    say(f"together {total_compiles(forecasts)} compiles, about {seconds(total_seconds(forecasts, processes))}; "
         f"{assumptions(gpu, processes)}")
     if gpu.is_interpreter:
         say(NO_GPU_TIMES)
@@ -94,7 +157,7 @@ def print_results(gpu: Gpu, results: Sequence[TaskResult], rates: Rates | None) 
     tried, reused = sum(result.tried for result in results), sum(result.reused for result in results)
     kinds = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
     say(f"{tried} variants tried and {reused} taken over from earlier runs ({kinds}) in "
-        f"{wording.seconds(sum(result.seconds for result in results))}")
+        f"{seconds(sum(result.seconds for result in results))}")
     if rates is not None:
         say(f"the floor is what reading {rates.read_tb_per_s:.2f} TB/s and multiplying {rates.matmul_tflops:.0f} "
             "TFLOP/s, both measured here, would take")
@@ -126,7 +189,7 @@ def print_answers(gpu: Gpu, answers: Iterable[tuple[AttentionSpec, Batch, Answer
     """Write what a lookup answered: for each batch the variant's key, then where it comes from."""
     for spec, batch, answer in answers:
         say(answer.variant.key())
-        say(f"  for {wording.short(batch)} of {spec.key()} on {gpu.name}")
+        say(f"  for {short(batch)} of {spec.key()} on {gpu.name}")
         say(f"  source {answer.source}: {_origin(answer)}")
 
 
@@ -139,16 +202,16 @@ def print_outcome(task: Task, gpu: Gpu, outcome: Timed | Wrong | Failed, *, time
         print_json({"gpu": gpu.name, **documents.task_document(task), **document})
         return
     say(outcome.variant.key())
-    say(f"  for {wording.short(task.batch)} of {task.spec.key()} on {gpu.name}")
+    say(f"  for {short(task.batch)} of {task.spec.key()} on {gpu.name}")
     if isinstance(outcome, Failed):
         say(f"  failed at {outcome.stage}: {outcome.reason}")
         return
     say(f"  {_judgement(outcome.check)}")
     if isinstance(outcome, Timed) and timed:
         lower, upper = outcome.timing.quartiles_ms
-        say(f"  {wording.milliseconds(outcome.timing.median_ms)} (quartiles {wording.milliseconds(lower)} and {wording.milliseconds(upper)}, "
-            f"{len(outcome.timing.samples_ms)} samples, plan {wording.milliseconds(outcome.timing.plan_ms)}), "
-            f"regime {outcome.timing.regime}")
+        say(f"  {milliseconds(outcome.timing.median_ms)} "
+            f"(quartiles {milliseconds(lower)} and {milliseconds(upper)}, {len(outcome.timing.samples_ms)} samples, "
+            f"plan {milliseconds(outcome.timing.plan_ms)}), regime {outcome.timing.regime}")
         if gpu.is_interpreter:
             note(NO_GPU_TIMES)
 
@@ -189,10 +252,11 @@ def _by_layer(gpu: Gpu, members: Iterable[T]) -> dict[str, list[T]]:
 
 def _result_cells(result: TaskResult, rates: Rates | None) -> list[str]:
     best, task = result.best, result.task
-    cells = [wording.short(task.batch), str(task.page_size)]
+    cells = [short(task.batch), str(task.page_size)]
     if best is None:
         return [*cells, "none was right and timed", "", "", "", *([] if rates is None else [""])]
-    cells += [wording.values(best.variant), wording.milliseconds(best.timing.median_ms), f"{best.speedup:.2f}x", best.verdict.value]
+    cells += [values(best.variant), milliseconds(best.timing.median_ms), f"{best.speedup:.2f}x"]
+    cells.append(best.verdict.value)
     share = documents.floor_share(result, rates)
     return cells if share is None else [*cells, f"{share:.0%}"]
 
@@ -209,10 +273,10 @@ def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str
 
 def _config_cells(config: BestConfig) -> tuple[str, ...]:
     return (
-        wording.short(Batch.parse(config.batch)),
+        short(Batch.parse(config.batch)),
         str(config.variant.page_size),
-        wording.values(config.variant),
-        wording.milliseconds(config.timing.median_ms),
+        values(config.variant),
+        milliseconds(config.timing.median_ms),
         f"{config.speedup:.2f}x",
         config.verdict.value,
         "full" if config.full_check else "quick",
@@ -228,6 +292,6 @@ def _origin(answer: Answer) -> str:
     config = answer.config
     if config is None:
         return "nothing tuned fits, so the values are chosen by rule"
-    text = (f"tuned on {wording.short(Batch.parse(config.batch))}, {wording.milliseconds(config.timing.median_ms)} there, "
+    text = (f"tuned on {short(Batch.parse(config.batch))}, {milliseconds(config.timing.median_ms)} there, "
             f"{config.speedup:.2f}x over the default, regime {config.timing.regime}")
     return text + ("; stale: measured with another kernel source, Triton or driver" if answer.stale else "")

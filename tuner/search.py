@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections import deque
 from dataclasses import replace
@@ -23,6 +24,8 @@ from .task import Task
 
 # Wall time of one job: the first of a task also imports torch and computes the reference.
 JOB_LIMIT_S = 120.0
+# Samples that the interpreter takes for each trial: each is a launch of a tenth of a second or more.
+INTERPRETED_SAMPLES = 2
 # The interpreter's speed is only estimated.
 INTERPRETER_MARGIN = 10
 # Winners of the nearest tuned shapes that are tried before the sampler chooses.
@@ -90,15 +93,12 @@ class Search:
         task, gpu = self.task, self.run.gpu
         bucket = BatchBucket.of(task.batch)
         found = [default_variant(task.spec, task.batch, task.page_size)]
-        try:
+        with contextlib.suppress(VariantError):
             found.append(heuristic_variant(task.spec, bucket, task.page_size, gpu))
-        except VariantError:
-            # Then nothing is valid here, and the result says so.
-            return []
         near = self.run.store.best_configs(spec=task.spec, page_size=task.page_size, gpu_name=gpu.name)
         near.sort(key=lambda config: config.shape.bucket.distance(bucket))
-        for config in near[:NEIGHBOURS]:
-            found.append(template_of(config.variant).settle(config.variant, bucket))
+        runnable = [c.variant for c in near if why_invalid(c.variant, task.spec, gpu) is None]
+        found += (template_of(variant).settle(variant, bucket) for variant in runnable[:NEIGHBOURS])
         return [variant for variant in found if why_invalid(variant, task.spec, gpu) is None]
 
     def _ask_ahead(self) -> None:
@@ -156,7 +156,8 @@ class Search:
         was_full = pool is not None and pool.pending >= pool.processes
         # A budget that runs out must not be exceeded by a job that hangs.
         limit_s = min(self._job_limit_s(), deadline - start)
-        job = MeasureJob(self.task, variant, settings.samples, settings.seed, self.run.regime)
+        samples = min(settings.samples, INTERPRETED_SAMPLES) if self.run.gpu.is_interpreter else settings.samples
+        job = MeasureJob(self.task, variant, samples, settings.seed, self.run.regime)
         outcome = executor.worker.run(job, limit_s)
         seconds = executor.clock() - start
         self.result.measuring_seconds += seconds
@@ -178,7 +179,7 @@ class Search:
         facts = compiled if isinstance(compiled, StaticFacts) else None
         environment = run.executor.environment_of(variant.template, run.gpu)
         run.store.add_trial(TrialRecord(run.run_id, self.setting, environment, outcome, facts))
-        self.result.tried += 1
+        self.result.tried += not isinstance(outcome, Skipped)
         self._note(outcome)
         run.listener.tried(self._progress(outcome))
 
@@ -194,11 +195,10 @@ class Search:
         return Progress(
             task=self.task,
             outcome=outcome,
-            done=self.result.reused + self.result.tried - self.result.skipped,
+            done=self.result.outcomes.total() - self.result.skipped,
             planned=self.run.settings.trials,
             best_ms=min(times.values(), default=None),
             default_ms=times[baseline] if baseline is not None else None,
             outcomes=self.result.outcomes.copy(),
             seconds_left=self.run.seconds_left,
         )
-

@@ -37,8 +37,8 @@ def tune(
 
     `settings.seconds` is divided fairly among the tasks; what one leaves goes to those after it. Stored outcomes that
     still hold count as trials and are not measured again. When this is interrupted, or fails, what is finished stays
-    stored and all processes are ended. Raises `InputError` for a batch that the interpreter cannot run in that time,
-    or an unknown sampler, and `StoreError` when an outcome cannot be stored.
+    stored and `executor` is closed; else it can go on being used. Raises `InputError` for a batch that the interpreter
+    cannot run in that time and for an unknown sampler, and `StoreError` when an outcome cannot be stored.
     """
     if gpu.is_interpreter:
         refuse_long(tasks, settings)
@@ -115,6 +115,6 @@ def refuse_long(tasks: Sequence[Task], settings: Settings) -> None:
         seconds = trials * LAUNCHES_PER_TRIAL * interpreted_seconds(task)
         if seconds > settings.seconds:
             raise InputError(
-                f"batch {str(task.batch)!r} is too large for Triton's interpreter: trying {trials} variants of it would "
-                f"take about {seconds:.0f} s, and there are {settings.seconds:.0f} s; give a smaller batch or more seconds"
+                f"batch {str(task.batch)!r} is too large for Triton's interpreter: {trials} variants would take about "
+                f"{seconds:.0f} s, and there are {settings.seconds:.0f} s; accepted is a smaller batch, or more seconds"
             )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.variant import Variant
+from .run import Progress
 
 # A batch whose text is longer than this is shortened.
 BATCH_WIDTH = 44
@@ -39,3 +42,16 @@ def seconds(count: float) -> str:
     if count < 100:
         return f"{count:.0f} s"
     return f"{count / 60:.0f} min" if count < 5400 else f"{count / 3600:.1f} h"
+
+
+def progress_text(progress: Progress) -> str:
+    """Where a search stands: the best so far against the default, trials without a time by kind, and the time left."""
+    parts: list[str] = []
+    if progress.best_ms is not None:
+        parts.append(f"best {milliseconds(progress.best_ms)}")
+        if progress.default_ms is not None:
+            parts[0] += f", {progress.default_ms / progress.best_ms:.2f}x over the default"
+    parts += [f"{count} {kind}" for kind, count in progress.outcomes.items() if kind != "timed"]
+    if math.isfinite(progress.seconds_left):
+        parts.append(f"at most {seconds(max(0.0, progress.seconds_left))} left")
+    return "; ".join(parts)

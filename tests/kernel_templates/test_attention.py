@@ -7,8 +7,11 @@ import warnings
 
 import pytest
 import torch
-from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.heuristic import heuristic_variant
 from attention_tuner.kernel_templates.inputs import make_tensors
 from attention_tuner.kernel_templates.launch import make_launcher
 from attention_tuner.kernel_templates.reference import paged_attention
@@ -45,12 +48,11 @@ FUSED = st.fixed_dictionaries(
 )  # fmt: skip
 
 interpreted = settings(
-    deadline=None, max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 
 def check(variant: Variant, spec: AttentionSpec, batch: Batch, seed: int) -> None:
-    assume(why_invalid(variant, spec, INTERPRETER) is None)
     found = Checker(spec, batch, variant.page_size, "cpu", seed).check(make_launcher(variant, spec, INTERPRETER))
     assert found.passed, f"{variant.key()} on {batch}: {found.detail}"
 
@@ -58,13 +60,17 @@ def check(variant: Variant, spec: AttentionSpec, batch: Batch, seed: int) -> Non
 @given(BATCHES, SPECS, PAGES, UNIFIED, st.integers(0, 99))
 @interpreted
 def test_unified_is_right(batch: Batch, spec: AttentionSpec, page_size: int, values: dict[str, int], seed: int):
-    check(Variant.of("unified", page_size, values), spec, batch, seed)
+    variant = Variant.of("unified", page_size, values)
+    assume(why_invalid(variant, spec, INTERPRETER) is None)
+    check(variant, spec, batch, seed)
 
 
 @given(BATCHES, SPECS, PAGES, FUSED, st.integers(0, 99))
 @interpreted
 def test_fused_is_right(batch: Batch, spec: AttentionSpec, page_size: int, values: dict[str, int | str], seed: int):
-    check(Variant.of("fused", page_size, values), spec, batch, seed)
+    variant = Variant.of("fused", page_size, values)
+    assume(why_invalid(variant, spec, INTERPRETER) is None)
+    check(variant, spec, batch, seed)
 
 
 @pytest.mark.parametrize("template", ["unified", "fused"])
@@ -115,3 +121,48 @@ def variant_of(template: str, page_size: int) -> Variant:
     return Variant.of(template, page_size, values | {
         "decode_block_m": 16, "decode_block_n": 16, "kv_load": "pointer", "order": "items", "waves": 4, "long_weight": 2,
     })  # fmt: skip
+
+
+GPU_LAYERS = [(32, 8, 128, "bfloat16"), (8, 1, 128, "float16"), (7, 1, 64, "bfloat16"), (71, 1, 64, "bfloat16"),
+              (4, 4, 256, "bfloat16")]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [16, 128, 528])
+@pytest.mark.parametrize("layer", GPU_LAYERS, ids=str)
+def test_on_a_gpu(layer: tuple[int, int, int, str], page_size: int):
+    gpu = present_gpu()
+    assert gpu is not None
+    spec, batch = AttentionSpec(*layer), Batch.parse("1x512@3000,7x1@2047,1x1@20000,3x6@700,1x100@0")
+    checker = Checker(spec, batch, page_size, "cuda")
+    shared = {"num_warps": 4, "num_stages": 2, "order": "heads", "long_weight": 2}
+    variants = [
+        default_variant(spec, batch, page_size),
+        heuristic_variant(spec, BatchBucket.of(batch), page_size, gpu),
+        variant_of("unified", page_size),
+        *(
+            Variant.of("fused", page_size, shared | {
+                "block_m": 64, "block_n": 64, "decode_block_m": 16, "decode_block_n": 32,
+                "kv_load": load, "waves": waves,
+            })
+            for load in ("pointer", "tma") for waves in (0, 4)
+        ),
+    ]  # fmt: skip
+    valid = [variant for variant in variants if why_invalid(variant, spec, gpu) is None]
+    assert len(valid) >= 4
+    for variant in valid:
+        found = checker.check(make_launcher(variant, spec, gpu))
+        assert found.passed, f"{variant.key()}: {found.detail}"
+
+
+@pytest.mark.gpu
+def test_a_cache_of_more_than_2_to_the_31_elements_on_a_gpu():
+    gpu = present_gpu()
+    assert gpu is not None
+    spec, batch = AttentionSpec(32, 8, 128), Batch.parse("24x1@100000,1x64@30000")
+    checker = Checker(spec, batch, 128, "cuda")
+    assert checker.tensors.k_cache.numel() > 2**31
+    for load in ("pointer", "tma"):
+        variant = heuristic_variant(spec, BatchBucket.of(batch), 128, gpu).replace(kv_load=load)
+        found = checker.check(make_launcher(variant, spec, gpu))
+        assert found.passed, found.detail

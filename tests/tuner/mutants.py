@@ -8,6 +8,7 @@ oracle's. All work on logical positions, so that a segment is any list of keys a
 from __future__ import annotations
 
 import torch
+
 from attention_tuner.kernel_templates.launch import query_start_locs
 from attention_tuner.tuner.check import Checker
 
@@ -15,7 +16,12 @@ Partial = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class SplitAttention:
-    """Right. `tile` and `segment` are in keys; `place` in [0, 1] says where in the sequence a bug strikes."""
+    """Right. `tile` and `segment` are in keys; `place` in [0, 1] says where in the sequence a bug strikes.
+
+    `strikes_somewhere` is false for a bug that strikes everywhere.
+    """
+
+    strikes_somewhere = False
 
     def __init__(self, checker: Checker, tile: int, segment: int, place: float = 0.5) -> None:
         self.checker, self.tensors, self.spec = checker, checker.tensors, checker.spec
@@ -24,9 +30,12 @@ class SplitAttention:
 
     def output(self, victim: int) -> torch.Tensor:
         """The output of the whole batch, all but the victim's rows from the oracle."""
+        return self.merge(victim, self.partials(victim))
+
+    def merge(self, victim: int, partials: list[Partial]) -> torch.Tensor:
         out = self.checker.oracle.to(self.tensors.q.dtype)
         start, stop = query_start_locs(self.checker.batch)[victim : victim + 2]
-        maxima, sums, values = (torch.stack(part) for part in zip(*self.partials(victim), strict=True))
+        maxima, sums, values = (torch.stack(part) for part in zip(*partials, strict=True))
         weights = self.weights(maxima)
         merged = (values * weights).sum(0) / (sums * weights).sum(0)
         out[start:stop] = merged.view(self.spec.num_q_heads, stop - start, -1).transpose(0, 1).to(out.dtype)
@@ -75,10 +84,14 @@ class SplitAttention:
 
 
 class MaskOneTooMany(SplitAttention):
-    """Row i sees key context_len + i + 1; the last row reads past the sequence."""
+    """Row i sees key context_len + i + 1 where the sequence has it: not the last row."""
 
     def last_key(self, position: torch.Tensor) -> torch.Tensor:
         return position + 1
+
+
+class SequenceOneTooLong(MaskOneTooMany):
+    """The last row sees a key past the end of the sequence too."""
 
     def kv_len(self, victim: int) -> int:
         return super().kv_len(victim) + 1
@@ -94,6 +107,8 @@ class MaskOneTooFew(SplitAttention):
 class TileSkipped(SplitAttention):
     """One tile of keys is never read. With a tile of one, one key."""
 
+    strikes_somewhere = True
+
     def segments(self, kv_len: int) -> list[torch.Tensor]:
         first = self.struck(-(-kv_len // self.tile)) * self.tile
         parts = [part[(part < first) | (part >= first + self.tile)] for part in super().segments(kv_len)]
@@ -102,6 +117,8 @@ class TileSkipped(SplitAttention):
 
 class SegmentSkipped(SplitAttention):
     """One segment's partial result is not merged."""
+
+    strikes_somewhere = True
 
     def partials(self, victim: int) -> list[Partial]:
         partials = super().partials(victim)
@@ -112,6 +129,8 @@ class SegmentSkipped(SplitAttention):
 class SegmentTwice(SplitAttention):
     """One segment's partial result is merged twice."""
 
+    strikes_somewhere = True
+
     def partials(self, victim: int) -> list[Partial]:
         partials = super().partials(victim)
         return [*partials, partials[self.struck(len(partials))]]
@@ -119,6 +138,8 @@ class SegmentTwice(SplitAttention):
 
 class StalePartial(SplitAttention):
     """One segment's partial result is what another sequence left there."""
+
+    strikes_somewhere = True
 
     def partials(self, victim: int) -> list[Partial]:
         partials, stale = super().partials(victim), super().partials(victim - 1)
@@ -137,11 +158,13 @@ class MergedWithoutRescaling(SplitAttention):
 class WrongPage(SplitAttention):
     """One page is read where its neighbour in the sequence should be."""
 
+    strikes_somewhere = True
+
     def places(self, victim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         page_size = self.tensors.k_cache.shape[1]
         struck = self.struck(self.kv_len(victim) // page_size)
-        wrong = positions // page_size == struck
-        return super().places(victim, torch.where(wrong, positions + (page_size if struck == 0 else -page_size), positions))
+        neighbour = page_size if struck == 0 else -page_size
+        return super().places(victim, positions + neighbour * (positions // page_size == struck))
 
 
 class NeighboursRequest(SplitAttention):
@@ -176,6 +199,7 @@ class UnmaskedSlots(SplitAttention):
 
 MUTANTS = (
     MaskOneTooMany,
+    SequenceOneTooLong,
     MaskOneTooFew,
     TileSkipped,
     SegmentSkipped,

@@ -26,6 +26,11 @@ MISTAKES = [
     ("tune --model llama-3-8b --batch 1x0@5", "0 at 5"),
     ("tune --model llama-3-8b --batch 0x1@5", "'0x1@5'"),
     ("tune --model llama-3-8b --batch 1x-1@5", "'1x-1@5'"),
+    ("tune --model llama-3-8b --batch 99999999999x1@5", "99999999999x1@5"),
+    ("tune --model llama-3-8b --batch 99999999x1@5", "up to 65536 sequences"),
+    ("tune --model llama-3-8b --batch 1x1@9999999999", "2147483647 tokens"),
+    (f"tune --model {'m' * 300}", "name too long"),
+    ("tune --model llama-3-8b --db .", "cannot be opened"),
     ("tune --model llama-3-8b --page-size 17", "'17'"),
     ("tune --model llama-3-8b --suite nothing", "'nothing'"),
     ("tune --model llama-3-8b --tp 7", "7 GPUs"),
@@ -176,11 +181,3 @@ def test_every_command_that_only_reads_prints_one_json_document_alone(lines: Lin
     ):
         assert lines.run(*line, "--json") == 0, lines.err
         assert isinstance(json.loads(lines.out), dict), line
-
-
-
-def test_it_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "attention_tuner.tuner", "generate", "--model", "nope"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("attention-tuner: no model and no file is called 'nope'")

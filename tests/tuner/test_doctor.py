@@ -44,6 +44,10 @@ def test_a_place_knows_what_can_be_done_with_it(tmp_path: Path, monkeypatch: pyt
     assert str(Place.of_path(file)) == f"{file} (cannot be written)"
 
 
+def test_a_folder_is_no_place_for_a_database(tmp_path: Path) -> None:
+    assert examine(str(tmp_path), tmp_path).database == Place(str(tmp_path), exists=True, writable=False)
+
+
 def test_a_database_elsewhere_is_not_judged(machine: Machine) -> None:
     url = "postgresql+psycopg://user@host/name"
     assert examine(url, Path(machine.cache.name)).database is None

@@ -50,4 +50,4 @@ def test_the_interpreter_compiles_nothing_and_takes_longer_for_more_keys() -> No
 
 def test_the_assumptions_are_told() -> None:
     assert "launches" in forecast.assumptions(INTERPRETER, 2)
-    assert "7 processes" in forecast.assumptions(H100, 7)
+    assert "7 at a time" in forecast.assumptions(H100, 7)

@@ -1,42 +1,34 @@
 from __future__ import annotations
 
+import io
 import json
+import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_samples import BATCH, H100, SPEC, config
+from rich.console import Console
 
 from attention_tuner.db import ConfigTable
-from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing, Wrong
 from attention_tuner.search_spaces.space import survey
-from attention_tuner.search_spaces.suites import suite
 from attention_tuner.tuner import report
 from attention_tuner.tuner.doctor import examine
+from attention_tuner.tuner.floor import floor_ms
+from attention_tuner.tuner.forecast import forecast
 from attention_tuner.tuner.jobs import Rates
+from attention_tuner.tuner.run import Progress, TaskResult
 from attention_tuner.tuner.task import Task
 
 TASK = Task(SPEC, BATCH, 16)
 VARIANT = default_variant(SPEC, BATCH, 16)
 
 Capture = pytest.CaptureFixture[str]
-
-
-def test_a_batch_of_many_lengths_is_shortened_to_their_range() -> None:
-    assert report.short(BATCH) == str(BATCH)
-    many = Batch(((512, 16384), *((1, 4096 + 7 * i) for i in range(64))))
-    assert report.short(many) == "1x512@16384,64x1@4096..4537"
-    assert report.short(Batch.parse("7x6@20000," * 9 + "1x6@20000")) == "64x6@20000"
-    assert all(len(report.short(batch)) < 80 for batch in suite("hopper13"))
-
-
-@pytest.mark.parametrize(
-    ("ms", "text"), [(0.0123, "12.3 us"), (0.9, "900.0 us"), (1.5, "1.5 ms"), (123.4, "123 ms"), (2500.0, "2.5 s")])
-def test_times_have_a_unit_that_reads_well(ms: float, text: str) -> None:
-    assert report.milliseconds(ms) == text
 
 
 def test_json_and_lines_are_written_as_they_are(capsys: Capture) -> None:
@@ -117,3 +109,72 @@ def test_a_machine_is_listed_with_what_was_measured(capsys: Capture, tmp_path: P
     out = capsys.readouterr().out
     assert f"{tmp_path} (can be written)" in out
     assert "reads 4.20 TB/s, bf16 matmul 690 TFLOP/s" in out
+
+
+RESULT = TaskResult(TASK, config(H100, ms=0.5), VARIANT, Counter(timed=3, failed=1), tried=3, reused=1, seconds=40.0)
+
+
+def test_results_are_held_against_the_default_and_the_floor(capsys: Capture) -> None:
+    # 192 KiB of keys, values, queries and output at 1 GB/s.
+    report.print_results(H100, [RESULT, TaskResult(TASK)], Rates(0.001, 1e9))
+    out = capsys.readouterr().out
+    assert "500.0 us" in out
+    assert "2.00x" in out
+    share = floor_ms(SPEC, BATCH, Rates(0.001, 1e9)) / 0.5
+    assert 0.1 < share < 1
+    assert f"{share:.0%}" in out
+    assert "none was right and timed" in out
+    assert "3 variants tried and 1 taken over from earlier runs (3 timed, 1 failed) in 40 s" in out
+    assert "interpreter" not in out
+
+
+def test_results_of_the_interpreter_say_so_and_have_no_floor(capsys: Capture) -> None:
+    report.print_results(INTERPRETER, [replace(RESULT, best=config())], None)
+    out = capsys.readouterr().out
+    assert "no GPU's" in out
+    assert "floor" not in out
+
+
+def test_a_forecast_is_shown_with_what_it_assumes(capsys: Capture) -> None:
+    found = forecast(TASK, H100, 5, "random", 0)
+    report.print_forecasts(H100, [found], 3)
+    out = capsys.readouterr().out
+    assert f"{found.valid_by_template['fused']} fused" in out
+    assert f"together {len(found.compiles)} compiles" in out
+    assert "3 at a time" in out
+
+
+def test_progress_without_a_terminal_is_a_line_for_what_is_new(capsys: Capture) -> None:
+    def progress(done: int, best_ms: float) -> Progress:
+        return Progress(TASK, timed, done, 30, best_ms, 2.0, Counter(timed=done, failed=2), 50.0)
+
+    timed = Timed(VARIANT, Check(0.1), Timing((2.0,), Regime("graph")))
+    with report.TuneProgress(H100) as listener:
+        listener.started(TASK, 100, 0)
+        listener.tried(progress(1, 2.0))
+        listener.tried(progress(2, 2.0))
+        listener.tried(progress(3, 1.0))
+        listener.tried(progress(10, 1.0))
+        listener.racing(TASK, (VARIANT,))
+        listener.finished(RESULT)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.strip().partition(":")[0] for line in err.splitlines() if "trial " in line] == [
+        "trial 1 of 30", "trial 3 of 30", "trial 10 of 30"]
+    assert "best 1 ms, 2.00x over the default; 2 failed; at most 50 s left" in err
+    assert "final race of 1 variants" in err
+    assert "2.00x over the default" in err.splitlines()[-1]
+
+
+def test_progress_on_a_terminal_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=150)
+    monkeypatch.setattr(report, "stderr", lambda: console)
+    with report.TuneProgress(H100) as listener:
+        listener.started(TASK, 100, 0)
+        timed = Timed(VARIANT, Check(0.1), Timing((2.0,), Regime("graph")))
+        listener.tried(Progress(TASK, timed, 7, 30, 1.0, 3.0, Counter(timed=7), math.inf))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "7/30" in shown
+    assert "3.00x over the default" in shown
+    assert "trial 7" not in shown

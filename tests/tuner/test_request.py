@@ -88,7 +88,7 @@ def test_without_a_gpu_the_machine_is_the_interpreter() -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_gpu_that_is_not_there_cannot_run_anything() -> None:
-    with pytest.raises(GpuError, match="'sm_90' is not present .*no GPU is"):
+    with pytest.raises(GpuError, match=r"'sm_90' is not present .*no GPU is"):
         request.runnable("sm_90")
     with pytest.raises(GpuError, match=r"'H9000'; accepted here are sm_80, .*, interpreter"):
         request.runnable("H9000")
@@ -135,7 +135,7 @@ def test_a_variant_that_cannot_run_is_refused_with_the_reason(change: tuple[str,
 
 def test_a_variant_that_is_invalid_here_is_refused_with_the_reason() -> None:
     key = default_variant(SPEC, BATCH, 16).replace(block_m=128, num_warps=1).key()
-    with pytest.raises(VariantError, match="cannot run layer .* registers"):
+    with pytest.raises(VariantError, match=r"cannot run layer .* registers"):
         request.variant(key, SPEC, 16, H100)
 
 

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.launch import Launcher, Tensors
+from attention_tuner.kernel_templates.reference import paged_attention
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.tuner import check
+from attention_tuner.tuner.check import Checker
+
+SPEC = AttentionSpec(4, 2, 64)
+BATCH = Batch.parse("1x12@20,2x1@40,1x3@7")
+
+
+class EagerLauncher(Launcher):
+    """Writes eager attention where it is told to; remembers what it found in the buffers."""
+
+    def __init__(self, rows: slice) -> None:
+        self.rows = rows
+        self.partial = torch.zeros(3, 2)
+        self.found: list[torch.Tensor] = []
+
+    def plan(self, batch: Batch, device: torch.device | str) -> None:
+        self.planned = batch
+
+    def run(self, tensors: Tensors) -> None:
+        self.found = [tensors.out.clone(), self.partial.clone()]
+        out, _ = paged_attention(tensors, self.planned, SPEC, tensors.q.dtype)
+        tensors.out[self.rows] = out[self.rows]
+
+    def workspaces(self) -> tuple[torch.Tensor, ...]:
+        return (self.partial,)
+
+
+@pytest.fixture(scope="module")
+def checker() -> Checker:
+    return Checker(SPEC, BATCH, 16, "cpu")
+
+
+def test_eager_errs_by_half_of_what_is_tolerated_at_most(checker: Checker) -> None:
+    eager, _ = paged_attention(checker.tensors, BATCH, SPEC, torch.bfloat16)
+    verdict = checker.judge(eager)
+    assert verdict.passed
+    assert 0 < verdict.worst_ratio <= 1 / check.EAGER_FACTOR
+
+
+def test_the_oracle_itself_has_no_error(checker: Checker) -> None:
+    assert checker.judge(checker.oracle).worst_ratio == 0
+
+
+def test_the_ratio_is_the_error_over_the_tolerance_of_the_worst_row(checker: Checker) -> None:
+    out = checker.oracle.clone()
+    out[13, 2, 5] += 3 * checker.tolerance[13, 2]
+    out[3, 1, 0] -= 2 * checker.tolerance[3, 1]
+    verdict = checker.judge(out)
+    assert verdict.worst_ratio == pytest.approx(3)
+    assert "sequence 2 (1 query tokens at 40), row 0, query head 2" in verdict.detail
+
+
+def test_no_row_is_tolerated_less_than_rounding_it(checker: Checker) -> None:
+    norm = checker.oracle.norm(dim=-1)
+    assert (checker.tolerance >= check.ROW_FACTOR * torch.finfo(torch.bfloat16).eps * norm * 0.999).all()
+    assert checker.judge(checker.oracle.to(torch.bfloat16)).passed
+
+
+def test_one_nan_fails_and_is_found_even_beside_larger_errors(checker: Checker) -> None:
+    out = checker.oracle.clone()
+    out[0] += 100
+    out[14, 3, 63] = torch.nan
+    verdict = checker.judge(out)
+    assert math.isnan(verdict.worst_ratio)
+    assert not verdict.passed
+    assert "sequence 3 (3 query tokens at 7), row 0, query head 3" in verdict.detail
+
+
+def test_an_infinity_fails(checker: Checker) -> None:
+    out = checker.oracle.to(torch.bfloat16)
+    out[1, 0, 0] = torch.inf
+    assert not checker.judge(out).passed
+
+
+def test_check_plans_and_fills_all_buffers_with_nan_before_running(checker: Checker) -> None:
+    launcher = EagerLauncher(slice(None))
+    checker.tensors.out.zero_()
+    assert checker.check(launcher).passed
+    assert launcher.planned == BATCH
+    assert all(bool(buffer.isnan().all()) for buffer in launcher.found)
+
+
+def test_a_row_that_is_never_written_fails_even_after_a_right_run(checker: Checker) -> None:
+    assert checker.check(EagerLauncher(slice(None))).passed
+    verdict = checker.check(EagerLauncher(slice(0, 14)))
+    assert math.isnan(verdict.worst_ratio)
+    assert "sequence 3" in verdict.detail
+
+
+def test_a_float32_oracle_judges_the_same(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "FLOAT64_FLOPS", 0)
+    narrow = Checker(SPEC, BATCH, 16, "cpu")
+    assert (checker.oracle_dtype, narrow.oracle_dtype) == (torch.float64, torch.float32)
+    torch.testing.assert_close(narrow.oracle.double(), checker.oracle, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(narrow.tolerance.double(), checker.tolerance, rtol=1e-2, atol=1e-5)
+
+
+def test_seeds_give_different_inputs() -> None:
+    first, second = (Checker(SPEC, BATCH, 16, "cpu", seed=seed) for seed in (0, 1))
+    assert not torch.equal(first.oracle, second.oracle)

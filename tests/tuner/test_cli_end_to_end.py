@@ -1,0 +1,79 @@
+"""The whole loop through the real command line, in processes of its own: tune, export, import, lookup."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "attention_tuner.tuner"]
+LAYER = ("--spec", "num_q_heads=4,num_kv_heads=1,head_dim=64,dtype=float16")
+BATCHES = ("1x9@20,1x1@24", "1x2@20")
+TUNE = ("tune", *LAYER, "--gpu", "interpreter", "--sampler", "random")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    # The commands decide for themselves what interprets: the suite's own choice must not leak into them.
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return {**kept, "ATTENTION_TUNER_DB": str(tmp_path / "tuned.db")}
+
+
+def run(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
+    """The JSON document that a command prints."""
+    command = [*COMMAND, *arguments, "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return json.loads(done.stdout)
+
+
+def test_what_is_tuned_is_looked_up_from_an_import_of_its_export(environment: dict[str, str], tmp_path: Path) -> None:
+    asked = [word for batch in BATCHES for word in ("--batch", batch)]
+    tuned = run(environment, *TUNE, *asked, "--trials", "3")
+    assert [result["outcomes"] for result in tuned["results"]] == [{"timed": 3}] * 2
+    assert [result["tried"] for result in tuned["results"]] == [3, 3]
+    for result in tuned["results"]:
+        assert result["best"]["time"]["regime"]["capture"] == "interpreter"
+
+    exported = str(tmp_path / "export.json")
+    assert run(environment, "export", exported)["configs"] == 2
+    elsewhere = {**environment, "ATTENTION_TUNER_DB": str(tmp_path / "elsewhere.db")}
+    assert run(elsewhere, "import", exported)["configs"] == 2
+    here, there = (run(e, "lookup", *LAYER, *asked, "--gpu", "interpreter") for e in (environment, elsewhere))
+    assert here == there
+    for answer, result in zip(there["answers"], tuned["results"], strict=True):
+        assert (answer["source"], answer["stale"]) == ("exact", False)
+        assert answer["variant"] == result["best"]["variant"]["key"]
+    # A time from the interpreter says nothing about a GPU.
+    other = run(elsewhere, "lookup", *LAYER, *asked, "--gpu", "sm_90")
+    assert {answer["source"] for answer in other["answers"]} == {"heuristic"}
+
+    again = run(environment, *TUNE, *asked, "--trials", "3")
+    assert [(result["tried"], result["reused"]) for result in again["results"]] == [(0, 3), (0, 3)]
+    assert run(environment, "show")["trials"] == {"timed": 6}
+
+
+def test_ctrl_c_ends_within_seconds_and_keeps_every_finished_trial(environment: dict[str, str]) -> None:
+    arguments = (*TUNE, "--batch", BATCHES[0], "--trials", "500", "--seconds", "200")
+    with subprocess.Popen(
+        [*COMMAND, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        seen = next(line for line in process.stderr if "trial 1 of" in line)
+        process.send_signal(signal.SIGINT)
+        start = time.monotonic()
+        out, err = process.communicate(timeout=60)
+    assert time.monotonic() - start < 10
+    assert process.returncode == 130, seen + err
+    assert out == ""
+    assert "Traceback" not in err
+    assert "goes on from there" in err.splitlines()[-1]
+    assert run(environment, "show")["trials"]["timed"] >= 1

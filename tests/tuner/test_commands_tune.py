@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from cli_samples import BATCH, H100, SPEC, Lines, config
+
+from attention_tuner.db import Store
+from attention_tuner.kernel_templates import device
+from attention_tuner.kernel_templates.errors import JobError
+from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
+from attention_tuner.tuner.jobs import Rates, RatesJob
+from attention_tuner.tuner.run import Executor, Listener, Settings, TaskResult
+from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.worker import Worker
+
+LAYER = ("--spec", SPEC.key())
+
+
+@dataclass
+class Search:
+    """Stands in for the search: keeps what it was given and finds `result` for every task."""
+
+    result: Callable[[Task, Gpu], TaskResult]
+    tasks: Sequence[Task] = ()
+    gpu: Gpu | None = None
+    settings: Settings = field(default_factory=Settings)
+    executor: Executor | None = None
+
+    def __call__(
+        self, tasks: Sequence[Task], gpu: Gpu, store: Store, settings: Settings, executor: Executor, listener: Listener
+    ) -> list[TaskResult]:
+        self.tasks, self.gpu, self.settings, self.executor = tasks, gpu, settings, executor
+        return [self.result(task, gpu) for task in tasks]
+
+
+def found(task: Task, gpu: Gpu) -> TaskResult:
+    return TaskResult(task, config(gpu, task.batch, ms=0.5), config().variant, Counter(timed=3), tried=3, seconds=2.0)
+
+
+def nothing(task: Task, gpu: Gpu) -> TaskResult:
+    reasons = Counter({("wrong", "", "wrong result"): 2, ("failed", "time", "hung"): 1})
+    return TaskResult(task, outcomes=Counter(wrong=2, failed=1), reasons=reasons, tried=3)
+
+
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lines:
+    monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "tuner.db"))
+    monkeypatch.setattr(device, "present_gpu", lambda: None)
+    return Lines(capsys)
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch) -> Search:
+    search = Search(found)
+    monkeypatch.setattr("attention_tuner.tuner.tune.tune", search)
+    return search
+
+
+def test_without_a_gpu_small_batches_run_through_the_interpreter_and_it_says_so(lines: Lines, search: Search) -> None:
+    assert lines.run("tune", "--model", "llama-3-8b") == 0
+    assert search.gpu == INTERPRETER
+    assert [str(task.batch) for task in search.tasks] == ["1x16@32,2x1@40", "2x1@48", "1x4@44"]
+    assert {task.page_size for task in search.tasks} == {16}
+    assert (search.settings.trials, search.settings.seconds) == (12, 120.0)
+    assert search.executor is not None
+    assert search.executor.pool is None
+    assert "regime interpreter" in lines.err
+    assert "no GPU's" in lines.out
+
+
+def test_with_a_gpu_the_suite_of_serving_is_tuned_there(
+    lines: Lines, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "present_gpu", lambda: H100)
+    monkeypatch.setattr(Worker, "run", lambda *_: Rates(4.0, 700.0))
+    assert lines.run("tune", *LAYER, "--page-size", "16,128") == 0
+    assert search.gpu == H100
+    assert len(search.tasks) == 16
+    assert (search.settings.trials, search.settings.seconds) == (30, None)
+    assert search.executor is not None
+    assert search.executor.pool is not None
+    assert "of floor" in lines.out
+    assert "interpreter" not in lines.out + lines.err
+
+
+def test_what_is_asked_for_reaches_the_search(lines: Lines, search: Search) -> None:
+    options = ["--trials", "3", "--seconds", "9.5", "--seed", "5", "--sampler", "random", "--page-size", "32"]
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--batch", "2x1@48", *options) == 0
+    assert search.settings == Settings(trials=3, seconds=9.5, seed=5, sampler="random")
+    assert [str(task) for task in search.tasks] == [str(Task(SPEC, b, 32)) for b in (BATCH, BATCH.parse("2x1@48"))]
+
+
+def test_the_end_says_what_was_found_where_it_is_and_how_to_look_it_up(
+    lines: Lines, search: Search, tmp_path: Path
+) -> None:
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH)) == 0
+    assert "2.00x" in lines.out
+    assert f"stored in {tmp_path / 'tuner.db'}" in lines.out
+    command = lines.out.splitlines()[-1].partition("attention-tuner ")[2]
+    assert lines.run(*command.split()) == 0
+    assert "source" in lines.out
+
+
+def test_json_holds_the_same_and_nothing_else_is_on_stdout(
+    lines: Lines, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "present_gpu", lambda: H100)
+    monkeypatch.setattr(Worker, "run", lambda *_: Rates(4.0, 700.0))
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--json") == 0
+    document = json.loads(lines.out)
+    (result,) = document["results"]
+    assert document["gpu"] == H100.name
+    assert document["rates"] == {"read_tb_per_s": 4.0, "matmul_tflops": 700.0}
+    assert 0 < result["floor_share"] < 1
+    assert result["best"]["speedup"] == 2
+    assert result["outcomes"] == {"timed": 3}
+
+
+def test_rates_that_cannot_be_measured_only_cost_the_floor(
+    lines: Lines, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(_: Worker, job: RatesJob, timeout_s: float) -> Rates:
+        raise JobError("out of memory")
+
+    monkeypatch.setattr(device, "present_gpu", lambda: H100)
+    monkeypatch.setattr(Worker, "run", lose)
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH)) == 0
+    assert "out of memory" in lines.err
+    assert "of floor" not in lines.out
+
+
+def test_nothing_right_is_status_1_with_the_counts_by_reason(lines: Lines, search: Search) -> None:
+    search.result = nothing
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--batch", "2x1@48") == 1
+    assert "4 wrong because wrong result" in lines.err.splitlines()[-1]
+    assert "2 failed at time because hung" in lines.err.splitlines()[-1]
+    assert lines.out == ""
+
+
+def test_one_task_without_a_result_does_not_hide_the_others(lines: Lines, search: Search) -> None:
+    search.result = lambda task, gpu: found(task, gpu) if task.batch == BATCH else nothing(task, gpu)
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--batch", "2x1@48") == 0
+    assert "2.00x" in lines.out
+    assert "none was right and timed" in lines.out
+
+
+def test_a_dry_run_forecasts_and_writes_nothing(lines: Lines, search: Search, tmp_path: Path) -> None:
+    arguments = ("tune", *LAYER, "--batch", str(BATCH), "--gpu", "sm_90", "--trials", "5", "--dry-run")
+    assert lines.run(*arguments) == 0
+    assert "the estimate assumes" in lines.out
+    assert lines.run(*arguments, "--json") == 0
+    document = json.loads(lines.out)
+    assert document["tasks"][0]["trials"] == 5
+    assert 0 < document["compiles"] <= 5
+    assert document["seconds"] > 0
+    assert search.tasks == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_too_large_for_the_interpreter_is_refused_before_anything_is_written(
+    lines: Lines, tmp_path: Path
+) -> None:
+    assert lines.run("tune", "--model", "llama-3-8b", "--batch", "1x2048@8192") == 2
+    assert "1x2048@8192" in lines.err
+    assert "about" in lines.err
+    assert list(tmp_path.iterdir()) == []

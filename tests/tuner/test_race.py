@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_tuner.kernel_templates.outcome import Regime, Timing, Verdict
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.race import TIE, choose, compare, num_comparisons, rounds_needed, simplicity
+
+DEFAULT = Variant.of("unified", 16, {"block_m": 16, "block_n": 32, "num_segments": 1, "num_warps": 4})
+SPLIT = DEFAULT.replace(num_segments=8)
+WIDE = DEFAULT.replace(num_warps=8)
+TALL = DEFAULT.replace(block_m=64)
+VARIANTS = (DEFAULT, SPLIT, WIDE, TALL)
+
+
+def timing(samples: Sequence[float]) -> Timing:
+    return Timing(tuple(samples), Regime("graph"))
+
+
+def race(
+    medians: dict[Variant, float], rounds: int = 40, noise: float = 0.003, seed: int = 0, drift: float = 0.0
+) -> dict[Variant, Timing]:
+    """Samples whose noise is each variant's own, and whose drift is common to a round."""
+    draw = random.Random(seed)
+    common = [1 + drift * draw.random() for _ in range(rounds)]
+    return {v: timing([ms * c * math.exp(draw.gauss(0, noise)) for c in common]) for v, ms in medians.items()}
+
+
+def test_the_interval_is_that_of_the_sign_test() -> None:
+    # Conover's table of the binomial: with 10 pairs, ranks 2 and 9 enclose the median with 97.9 %.
+    a = timing([math.exp(i) for i in range(10)])
+    interval = compare(a, timing([1.0] * 10), alpha=0.05)
+    assert (interval.median, interval.low, interval.high) == pytest.approx((4.5, 1, 8))
+    wider = compare(a, timing([1.0] * 10), alpha=0.01)
+    assert (wider.low, wider.high) == pytest.approx((0, 9))
+
+
+def test_the_interval_agrees_with_scipy() -> None:
+    from scipy.stats import quantile_test
+
+    draw = random.Random(5)
+    for count in (6, 9, 20, 61, 200):
+        ratios = [draw.gauss(0, 1) for _ in range(count)]
+        interval = compare(timing([math.exp(r) for r in ratios]), timing([1.0] * count), alpha=0.05)
+        expected = quantile_test(ratios, q=0, p=0.5).confidence_interval(0.95)
+        assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_too_few_pairs_decide_nothing() -> None:
+    interval = compare(timing([1.0] * 5), timing([2.0] * 5), alpha=0.05)
+    assert interval.low == -math.inf
+    assert interval.high == math.inf
+    assert rounds_needed(0.05) == 6
+    assert choose({DEFAULT: timing([2.0] * 5), TALL: timing([1.0] * 5)}, DEFAULT) == (DEFAULT, Verdict.AMBIGUOUS)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=60), st.floats(0.1, 10))
+def test_comparing_is_antisymmetric_and_free_of_scale(pairs: list[tuple[float, float]], scale: float) -> None:
+    a, b = timing([x for x, _ in pairs]), timing([y for _, y in pairs])
+    forth, back = compare(a, b), compare(b, a)
+    assert (forth.median, forth.low, forth.high) == pytest.approx((-back.median, -back.high, -back.low))
+    scaled = compare(timing([x * scale for x, _ in pairs]), timing([y * scale for _, y in pairs]))
+    assert scaled.median == pytest.approx(forth.median, abs=1e-9)
+    assert forth.low <= forth.median <= forth.high
+
+
+def test_equal_variants_are_called_different_no_more_often_than_promised() -> None:
+    wrong = 0
+    for seed in range(2000):
+        times = race({DEFAULT: 1.0, TALL: 1.0}, rounds=20, noise=0.05, seed=seed)
+        interval = compare(times[DEFAULT], times[TALL], alpha=0.05)
+        wrong += interval.low > 0 or interval.high < 0
+    # The test is discrete: at 20 pairs it misses with 4.1 %, 83 of 2,000; four standard deviations are 36.
+    assert 47 <= wrong <= 119
+
+
+def test_a_winner_that_is_no_faster_is_seldom_declared_however_many_race() -> None:
+    wrong = 0
+    entrants = [DEFAULT.replace(block_m=m, num_warps=w) for m in (16, 32, 64) for w in (1, 2, 4)]
+    for seed in range(300):
+        chosen, _ = choose(race(dict.fromkeys(entrants, 1.0), rounds=30, noise=0.05, seed=seed), DEFAULT)
+        wrong += chosen != DEFAULT
+    assert wrong <= 15
+
+
+def test_a_clear_winner_is_fast() -> None:
+    assert choose(race({DEFAULT: 1.0, SPLIT: 0.9, TALL: 0.5}), DEFAULT) == (TALL, Verdict.FAST)
+
+
+def test_drift_common_to_a_round_does_not_hide_a_difference() -> None:
+    times = race({DEFAULT: 1.0, TALL: 0.98}, drift=0.3)
+    assert choose(times, DEFAULT) == (TALL, Verdict.FAST)
+
+
+def test_of_those_that_tie_the_simplest_is_kept() -> None:
+    times = race({DEFAULT: 1.0, SPLIT: 0.5, WIDE: 0.5005, TALL: 0.5002}, rounds=60, noise=0.0005)
+    assert choose(times, DEFAULT) == (TALL, Verdict.TIE)
+
+
+def test_what_is_undecided_is_said_to_be() -> None:
+    times = race({DEFAULT: 1.0, SPLIT: 0.5, TALL: 0.501}, rounds=30, noise=0.05)
+    chosen, verdict = choose(times, DEFAULT)
+    assert chosen in (SPLIT, TALL)
+    assert verdict is Verdict.AMBIGUOUS
+
+
+def test_the_default_is_kept_against_one_that_may_be_slower() -> None:
+    times = race({DEFAULT: 1.0, TALL: 0.99}, rounds=20, noise=0.1)
+    assert choose(times, DEFAULT) == (DEFAULT, Verdict.AMBIGUOUS)
+    assert choose(race({DEFAULT: 1.0}), DEFAULT) == (DEFAULT, Verdict.TIE)
+    assert choose(race({DEFAULT: 0.5, TALL: 1.0}), DEFAULT) == (DEFAULT, Verdict.FAST)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.floats(0.8, 1.2), min_size=len(VARIANTS), max_size=len(VARIANTS)),
+    st.integers(1, 40), st.floats(0, 0.1), st.integers(0, 1000),
+)  # fmt: skip
+def test_what_is_chosen_was_never_slower_than_the_default(
+    medians: list[float], rounds: int, noise: float, seed: int
+) -> None:
+    times = race(dict(zip(VARIANTS, medians, strict=True)), rounds, noise, seed)
+    chosen, _ = choose(times, DEFAULT)
+    assert compare(times[chosen], times[DEFAULT]).median <= 0
+
+
+def test_simplicity_is_in_the_order_of_the_design() -> None:
+    fused = {"block_m": 64, "block_n": 32, "decode_block_m": 16, "decode_block_n": 32, "num_warps": 4}
+    base = Variant.of("fused", 16, {**fused, "kv_load": "pointer", "waves": 0})
+    ordered = [
+        base,
+        base.replace(block_m=128),
+        base.replace(num_warps=8, block_m=16),
+        base.replace(kv_load="tma", num_warps=1),
+        base.replace(waves=1, num_warps=1),
+        base.replace(waves=2, block_m=16),
+    ]
+    assert sorted(ordered, key=simplicity) == ordered
+    assert simplicity(SPLIT) > simplicity(DEFAULT)
+    assert TIE > 0
+    assert num_comparisons(9) == 36

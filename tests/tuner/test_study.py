@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
+
+from attention_tuner.kernel_templates.errors import InputError
+from attention_tuner.kernel_templates.outcome import Check, Failed, Outcome, Regime, Timed, Timing
+from attention_tuner.kernel_templates.variant import Value, Variant
+from attention_tuner.tuner.study import SAMPLERS, Space, Study
+
+DIMENSIONS: dict[str, dict[str, tuple[Value, ...]]] = {
+    "one": {"m": (16, 32, 64, 128), "n": (16, 32, 64, 128), "warps": (1, 2, 4, 8), "stages": (1, 2, 3, 4)},
+    "two": {"m": (16, 32, 64, 128), "n": (16, 32, 64, 128), "load": ("pointer", "tma"), "waves": (0, 1, 2, 4, 8)},
+}
+
+
+def combinations(holds: Callable[[Variant], bool] = lambda variant: True) -> list[Variant]:
+    found = [
+        Variant.of(template, 16, dict(zip(dimensions, values, strict=True)))
+        for template, dimensions in DIMENSIONS.items()
+        for values in itertools.product(*dimensions.values())
+    ]
+    return [variant for variant in found if holds(variant)]
+
+
+def milliseconds(variant: Variant) -> float:
+    """A smooth landscape: template two is faster, and its best variant takes 1 ms."""
+    values = variant.as_dict()
+    ms = (1 + 0.4 * abs(math.log2(variant.number("m") / 64))) * (1 + 0.3 * abs(math.log2(variant.number("n") / 32)))
+    if variant.template == "one":
+        return 2 * ms * (1 + 0.2 * abs(math.log2(variant.number("warps") / 4)))
+    return ms * (1 + 0.1 * abs(variant.number("waves") - 4)) * (1.2 if values["load"] == "pointer" else 1)
+
+
+def outcome(variant: Variant) -> Timed:
+    return Timed(variant, Check(0.5), Timing((milliseconds(variant),), Regime("graph")))
+
+
+def failure(variant: Variant) -> Failed:
+    return Failed(variant, "compile", "no")
+
+
+def explore(study: Study, trials: int, judge: Callable[[Variant], Outcome] = outcome, ahead: int = 1) -> list[Variant]:
+    asked: list[Variant] = []
+    pending: list[Variant] = []
+    for _ in range(trials):
+        variant = study.ask()
+        if variant is None:
+            break
+        asked.append(variant)
+        pending.append(variant)
+        if len(pending) >= ahead:
+            study.tell(judge(pending.pop(0)))
+    for variant in pending:
+        study.tell(judge(variant))
+    return asked
+
+
+def best(variants: Iterable[Variant]) -> float:
+    return min(map(milliseconds, variants))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_asks_for_every_variant_once_and_then_for_none(sampler: str) -> None:
+    valid = combinations(lambda v: v.number("m") <= 32 and v.number("n") == 16 and v.as_dict().get("warps", 1) == 1)
+    study = Study(valid, [valid[5]], sampler)
+    asked = explore(study, 10 * len(valid), ahead=4)
+    assert asked[0] == valid[5]
+    assert sorted(asked, key=Variant.key) == sorted(valid, key=Variant.key)
+    assert study.remaining == 0
+    assert study.ask() is None
+
+
+def test_tpe_finds_better_variants_than_chance() -> None:
+    valid = combinations()
+    found = {
+        sampler: [best(explore(Study(valid, sampler=sampler, seed=seed), 60, ahead=8)) for seed in range(6)]
+        for sampler in ("tpe", "random")
+    }
+    assert statistics.mean(found["tpe"]) < statistics.mean(found["random"])
+    assert statistics.median(found["tpe"]) <= 1.2
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_same_seed_asks_for_the_same_variants(sampler: str) -> None:
+    runs = [explore(Study(combinations(), sampler=sampler, seed=seed), 25, ahead=3) for seed in (7, 7, 8)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_tpe_keeps_away_from_variants_that_fail() -> None:
+    def judge(variant: Variant) -> Outcome:
+        return failure(variant) if variant.number("m") >= 64 else outcome(variant)
+
+    asked = explore(Study(combinations(), seed=3), 120, judge)
+    failed = [variant.number("m") >= 64 for variant in asked]
+    # Half of the space fails.
+    assert sum(failed[:20]) >= 6
+    assert sum(failed[60:]) <= 0.25 * len(failed[60:])
+
+
+def test_a_failure_that_seemed_best_does_not_attract() -> None:
+    study = Study(combinations(), seed=1)
+    asked = explore(study, 60, lambda v: failure(v) if v.template == "two" else outcome(v))
+    assert Counter(v.template for v in asked[30:])["one"] >= 20
+
+
+def test_only_valid_variants_are_asked_for() -> None:
+    valid = combinations(lambda v: v.number("m") * v.number("n") <= 2048)
+    assert set(explore(Study(valid), 150)) <= set(valid)
+
+
+def test_a_resumed_study_asks_for_nothing_known_and_has_learnt_from_it() -> None:
+    valid = combinations()
+    before = explore(Study(valid, seed=0), 60)
+    resumed = Study(valid, [before[0]], seed=1)
+    for variant in before:
+        resumed.tell(outcome(variant))
+    after = explore(resumed, 20)
+    assert not set(before) & set(after)
+    fresh = explore(Study(valid, seed=1), 20)
+    assert statistics.median(map(milliseconds, after)) < statistics.median(map(milliseconds, fresh))
+
+
+def test_a_first_variant_stands_for_the_valid_one_that_it_only_seems_to_differ_from() -> None:
+    # As on the interpreter: all valid variants have 1 warp, because it makes no difference there.
+    valid = combinations(lambda v: v.template == "one" and v.number("warps") == 1 and v.number("stages") == 1)
+    default = valid[3].replace(warps=4)
+    asked = explore(Study(valid, [default, valid[3]]), 100)
+    assert asked[0] == default
+    assert valid[3] not in asked
+    assert len(asked) == len(valid)
+
+
+def test_a_first_variant_outside_the_space_is_tried_too() -> None:
+    outside = Variant.of("three", 16, {"x": 1})
+    valid = combinations()[:20]
+    assert explore(Study(valid, [outside]), 30) == [outside, *explore(Study(valid), 20)]
+
+
+def test_what_is_told_twice_counts_once() -> None:
+    study = Study(combinations(), seed=0)
+    variant = study.ask()
+    assert variant is not None
+    study.tell(outcome(variant))
+    study.tell(failure(variant))
+    assert study.remaining == len(combinations()) - 1
+
+
+def test_no_variants_no_answer() -> None:
+    assert Study([]).ask() is None
+
+
+def test_the_space_has_only_dimensions_that_differ() -> None:
+    space = Space([Variant.of("t", 16, {"a": a, "b": a, "c": 3, "d": d}) for a in (64, 16) for d in ("x", "y")])
+    assert space.choices == {"t": {"a": (16, 64), "d": ("x", "y")}}
+    assert space.point(Variant.of("t", 16, {"a": 64, "b": 16, "c": 5, "d": "x"})) == ("t", (64, "x"))
+    assert space.point(Variant.of("t", 16, {"a": 32, "d": "x"})) is None
+    assert space.point(Variant.of("u", 16, {"a": 16, "d": "x"})) is None
+
+
+def test_an_unknown_sampler_is_refused() -> None:
+    with pytest.raises(InputError, match=r"unknown sampler 'cma'; accepted are tpe, random, gp, qmc"):
+        Study(combinations(), sampler="cma")
+
+
+def test_asking_stays_cheap_after_a_thousand_trials() -> None:
+    valid: Sequence[Variant] = [
+        Variant.of("t", 16, dict(zip("abcdef", values, strict=True))) for values in itertools.product(range(4), repeat=6)
+    ]
+    study = Study(valid)
+    for variant in valid[::4][:1000]:
+        study.tell(Timed(variant, Check(0.0), Timing((1.0 + sum(map(int, variant.as_dict().values())),), Regime("graph"))))
+    start = time.process_time()
+    for _ in range(5):
+        assert study.ask() is not None
+    assert (time.process_time() - start) / 5 < 0.5

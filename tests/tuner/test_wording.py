@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from cli_samples import BATCH, SPEC
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.outcome import Failed
+from attention_tuner.search_spaces.suites import suite
+from attention_tuner.tuner import wording
+from attention_tuner.tuner.run import Progress
+from attention_tuner.tuner.task import Task
+
+VARIANT = default_variant(SPEC, BATCH, 16)
+
+
+def test_a_batch_of_many_lengths_is_shortened_to_their_range() -> None:
+    assert wording.short(BATCH) == str(BATCH)
+    many = Batch(((512, 16384), *((1, 4096 + 7 * i) for i in range(64))))
+    assert wording.short(many) == "1x512@16384,64x1@4096..4537"
+    alternating = Batch(((6, 20000), (1, 20000)) * 9)
+    assert wording.short(alternating) == "9x6@20000,9x1@20000"
+    assert all(len(wording.short(batch)) < 80 for batch in suite("hopper13"))
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(0.0123, "12.3 us"), (0.9, "900.0 us"), (1.5, "1.5 ms"), (123.4, "123 ms"), (2500.0, "2.5 s")])
+def test_times_have_a_unit_that_reads_well(ms: float, text: str) -> None:
+    assert wording.milliseconds(ms) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(3.4, "3 s"), (99, "99 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_durations_have_a_unit_that_reads_well(count: float, text: str) -> None:
+    assert wording.seconds(count) == text
+
+
+def test_a_variant_in_words_names_every_value() -> None:
+    words = wording.values(VARIANT).split()
+    assert words[0] == "unified"
+    assert "block_m=16" in words
+    assert len(words) == 1 + len(VARIANT.values)
+
+
+def test_progress_says_only_what_is_known() -> None:
+    task, failed = Task(SPEC, BATCH, 16), Failed(VARIANT, "time", "hung")
+    assert wording.progress_text(Progress(task, failed, 1, 9, None, None, Counter(), math.inf)) == ""
+    none = Progress(task, failed, 1, 9, None, None, Counter(failed=1, wrong=2), 30.0)
+    assert wording.progress_text(none) == "1 failed; 2 wrong; at most 30 s left"
+    some = Progress(task, failed, 4, 9, 1.5, 3.0, Counter(timed=3, failed=1), math.inf)
+    assert wording.progress_text(some) == "best 1.5 ms, 2.00x over the default; 1 failed"
