@@ -80,7 +80,8 @@ class Batch:
 class BatchBucket:
     """What a tuned config is keyed by at run time: sizes of the short and long part, each a power of two or 0.
 
-    Short are decode and verification, long is chunked prefill. `short_skew` is the longest short sequence over the mean.
+    Short are decode and verification, long is chunked prefill; `short_skew` is the longest short sequence over the
+    mean.
     """
 
     short_seqs: int

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -51,7 +51,7 @@ def compile_variant(variant: Variant, spec: AttentionSpec, gpu: Gpu, batch: Batc
     Raises `VariantError` for a variant that is not valid there, `TunerError` in a process that interprets, and whatever
     the compiler raises.
     """
-    if triton.knobs.runtime.interpret:
+    if knobs.runtime.interpret:
         raise TunerError("a process that interprets Triton kernels cannot compile them")
     launcher = make_launcher(variant, spec, gpu)
     launcher.compile_only = True
@@ -82,7 +82,7 @@ def _static_facts(launcher: Launcher) -> StaticFacts:
 
 def _resource_usage(cubin: bytes) -> tuple[int, int]:
     """Registers and stack bytes per thread. Triton itself only knows them once a driver has loaded the kernel."""
-    tool: Any = triton.knobs.nvidia.cuobjdump
+    tool: Any = knobs.nvidia.cuobjdump
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         command = [tool.path, "--dump-resource-usage", file.name]

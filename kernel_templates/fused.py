@@ -44,7 +44,7 @@ FUSED = Template(
         # Programs for each multiprocessor that the keys are cut into ranges for; 0 cuts none.
         Dimension("waves", (0, 1, 2, 4, 8), changes_code=False),
         # What a key costs in a long tile, one in a short tile costing 1.
-        Dimension("long_weight", (1, 2, 4), changes_code=False),
+        Dimension("long_weight", (1, 2, 4), changes_code=False, part="both"),
     ),
     constraints=(
         Constraint("TMA needs a GPU of capability 9.0 or higher", _has_tma),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from .batch import BatchBucket
 from .errors import VariantError
 from .gpu import Gpu
@@ -9,40 +11,47 @@ from .spec import AttentionSpec
 from .template import template_of, why_invalid
 from .variant import Value, Variant
 
-# The body for long sequences: rows, keys and the warps that they need. Tall tiles are what reaches the tensor cores.
-LONG_BODIES = ((128, 64, 8), (64, 64, 4), (128, 128, 8), (64, 32, 4), (16, 16, 1))
-# The body for short sequences: keys, warps and programs for each multiprocessor. Few warps leave room for many
-# programs, which hide each other's latency.
-SHORT_BODIES = ((64, 4, 4), (32, 2, 4), (128, 4, 2), (32, 1, 8), (16, 1, 4))
+# Bodies that did well on an H200, the likeliest first. Tall tiles for long sequences are what reaches the tensor cores;
+# of short sequences, wide key tiles keep enough loads in flight. The last ones fit small GPUs.
+# For hybrid batches: block_m, block_n, decode_block_n, warps, waves, the weight of a key in a long tile, grid order.
+_HYBRID = (
+    (64, 64, 128, 4, 4, 2, "heads"),
+    (128, 64, 128, 4, 2, 4, "items"),
+    (64, 128, 128, 4, 8, 2, "heads"),
+    (128, 64, 64, 4, 4, 4, "items"),
+    (64, 32, 64, 4, 4, 2, "heads"),
+    (16, 16, 16, 4, 4, 1, "items"),
+)
+# For batches of one kind: block_n, warps, waves, grid order; long ones with a tile's rows before.
+_LONG = ((64, 64, 4, 8, "items"), (128, 64, 8, 4, "items"), (128, 64, 4, 4, "heads"), (128, 128, 8, 4, "items"),
+         (64, 32, 4, 4, "items"), (16, 16, 4, 4, "items"))  # fmt: skip
+_SHORT = ((128, 4, 4, "heads"), (64, 4, 4, "heads"), (64, 2, 4, "heads"), (32, 2, 8, "items"), (16, 4, 4, "items"))
 
 
 def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> list[Variant]:
-    """Valid variants that have done well on some GPU, the likeliest first; none where no variant can run."""
-    rows = spec.group_size * max(1, round(bucket.short_rows / max(1, bucket.short_seqs)))
-    decode_block_m = 16 if rows <= 16 else 32
+    """Valid variants that are likely to do well, the likeliest first; none where no variant can run."""
     found: list[Variant] = []
-    for (block_m, block_n, long_warps), (decode_block_n, short_warps, waves) in zip(
-        LONG_BODIES, SHORT_BODIES, strict=True
-    ):
-        has_long = bucket.has_part("long")
-        values: dict[str, Value] = {
-            "block_m": block_m,
-            "block_n": block_n,
-            "decode_block_m": decode_block_m,
-            "decode_block_n": block_n if has_long else decode_block_n,
-            "num_warps": long_warps if has_long else short_warps,
-            "num_stages": 3,
-            "order": "items",
-            "waves": 4 if has_long else waves,
-            "long_weight": 2 if has_long and bucket.has_part("short") else 1,
-        }
+    for values in _values(spec, bucket):
         for kv_load in ("tma", "pointer"):
-            variant = Variant.of("fused", page_size, values | {"kv_load": kv_load})
+            variant = Variant.of("fused", page_size, {**values, "num_stages": 3, "kv_load": kv_load})
             variant = template_of(variant).settle(variant, bucket)
             if why_invalid(variant, spec, gpu) is None:
                 found.append(variant)
                 break
     return list(dict.fromkeys(found))
+
+
+def _values(spec: AttentionSpec, bucket: BatchBucket) -> Iterator[dict[str, Value]]:
+    rows = spec.group_size * max(1, round(bucket.short_rows / max(1, bucket.short_seqs)))
+    short_m = 16 if rows <= 16 else 32
+    names = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps", "waves", "long_weight", "order")
+    if bucket.has_part("long") and bucket.has_part("short"):
+        rows_of = ((m, n, short_m, short_n, *rest) for m, n, short_n, *rest in _HYBRID)
+    elif bucket.has_part("long"):
+        rows_of = ((m, n, m, n, warps, waves, 1, order) for m, n, warps, waves, order in _LONG)
+    else:
+        rows_of = ((short_m, n, short_m, n, warps, waves, 1, order) for n, warps, waves, order in _SHORT)
+    return (dict(zip(names, row, strict=True)) for row in rows_of)
 
 
 def heuristic_variant(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:

@@ -26,8 +26,8 @@ class Tensors:
 
     q and out: [num_tokens, num_q_heads, head_dim], the last axis contiguous. k_cache and v_cache:
     [num_pages, page_size, num_kv_heads, head_dim], any strides but the last, which is 1. block_table:
-    [num_seqs, max_pages] int32, the physical page of each logical one. query_start_loc: [num_seqs + 1] int32, where each
-    sequence's query tokens start. kv_lens: [num_seqs] int32, context and query tokens of each sequence.
+    [num_seqs, max_pages] int32, the physical page of each logical one. query_start_loc: [num_seqs + 1] int32, where
+    each sequence's query tokens start. kv_lens: [num_seqs] int32, context and query tokens of each sequence.
     """
 
     q: torch.Tensor

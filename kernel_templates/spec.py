@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from .errors import SpecError
 
@@ -85,13 +87,14 @@ class AttentionSpec:
         readers = {f.name: _READERS[str(f.type)] for f in fields(cls)}
         try:
             pairs = [part.split("=", 1) for part in text.split(",")]
-            return cls(**{name: readers[name](value) for name, value in pairs})
+            values: dict[str, Any] = {name: readers[name](value) for name, value in pairs}
+            return cls(**values)
         except (ValueError, KeyError, TypeError) as error:
             raise SpecError(f"{text!r} does not name an attention layer; expected the form "
                             "num_q_heads=32,num_kv_heads=8,head_dim=128,dtype=bfloat16") from error
 
 
-_READERS = {
+_READERS: dict[str, Callable[[str], Any]] = {
     "int": int,
     "str": str,
     "bool": {"True": True, "False": False}.__getitem__,

@@ -26,8 +26,9 @@ class Dimension:
     """One axis of a template's variants, its choices from small to large where they have an order.
 
     `changes_code` is false when the values share one compiled kernel; `interpreted` is false when the interpreter
-    runs the same for all values. A dimension of only one `part` of a batch ("short" or "long") follows its
-    `counterpart` (or, with none, its first choice) for batches without that part: such batches then need one body only.
+    runs the same for all values. A dimension of one `part` of a batch ("short", "long", or "both" where it weighs one
+    against the other) follows its `counterpart` (or, with none, has its first choice) for batches without that part:
+    such batches then need one body only.
     """
 
     name: str
@@ -75,12 +76,12 @@ class Template:
             yield self.settle(Variant(self.name, page_size, values), bucket)
 
     def settle(self, variant: Variant, bucket: BatchBucket) -> Variant:
-        """`variant` with the dimensions of a part that `bucket` does not have following their counterparts."""
-        absent = [d for d in self.dimensions if d.counterpart and not bucket.has_part(d.part)]
+        """`variant` with the dimensions of a part that `bucket` does not have as that part's absence makes them."""
+        absent = [d for d in self.dimensions if not _has_part(bucket, d.part)]
         if not absent:
             return variant
         values = variant.as_dict()
-        return variant.replace(**{d.name: values[d.counterpart] for d in absent})
+        return variant.replace(**{d.name: values[d.counterpart] if d.counterpart else d.choices[0] for d in absent})
 
     def code_key(self, variant: Variant) -> str:
         """What variants that compile to the same kernels have in common, given one spec and GPU."""
@@ -90,7 +91,12 @@ class Template:
     def _is_free(self, dimension: Dimension, bucket: BatchBucket, gpu: Gpu) -> bool:
         if gpu.is_interpreter and not dimension.interpreted:
             return False
-        return not dimension.part or bucket.has_part(dimension.part)
+        return _has_part(bucket, dimension.part)
+
+
+def _has_part(bucket: BatchBucket, part: str) -> bool:
+    parts = ("short", "long") if part == "both" else (part,) if part else ()
+    return all(map(bucket.has_part, parts))
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
+from triton import knobs
 
 from .attention import attention_kernel
 from .batch import Batch
@@ -21,7 +21,7 @@ from .plan import WorkList
 from .spec import AttentionSpec
 from .variant import Variant
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
+INTERPRETED = bool(knobs.runtime.interpret)
 # Rows that one program of the reduction merges: few, so that there are many programs, but for the interpreter, where
 # each program costs milliseconds.
 COMBINE_ROWS = 16 if INTERPRETED else 4

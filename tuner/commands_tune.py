@@ -38,7 +38,7 @@ def tune(
         parser=options.whole_number, metavar="NUMBER", help="Variants to try for each layer, batch and page size.",
         show_default=f"{TRIALS}, without a GPU {TRIALS_WITHOUT_GPU}")] = None,
     seconds: Annotated[float | None, typer.Option(
-        parser=options.positive_seconds, metavar="SECONDS", help="Time for the whole run.",
+        "--seconds", parser=options.positive_seconds, metavar="SECONDS", help="Time for the whole run.",
         show_default=f"no limit, without a GPU {SECONDS_WITHOUT_GPU:g}")] = None,
     seed: options.Seed = 0,
     sampler: Annotated[str, typer.Option(metavar="NAME", help="Which of Optuna's: tpe, random, gp or qmc.")] = "tpe",

@@ -15,6 +15,8 @@ from .search import Search
 # A variant this much slower than the fastest of a search is no finalist: times of one variant differ by up to 9 %
 # between two windows of measurement, as power and clocks change.
 SCREEN = 1.10
+# Through the interpreter a round of eight takes seconds, and the times are no GPU's.
+INTERPRETED_FINALISTS = 2
 # The race is judged after n, 2 n and 4 n rounds, and ends with the first clear verdict.
 LOOKS = 3
 # A race that takes longer than this has hung: so many times what was expected, and what a process needs to start.
@@ -65,7 +67,10 @@ class Final:
         ranked = sorted(self._screened, key=lambda v: self._screened[v].median_ms)
         limit_ms = SCREEN * self._screened[ranked[0]].median_ms
         finalists = [v for v in ranked if v != self._baseline and self._screened[v].median_ms <= limit_ms]
-        entrants = [self._baseline, *finalists[: self._search.run.settings.finalists]]
+        most = self._search.run.settings.finalists
+        if self._search.run.gpu.is_interpreter:
+            most = min(most, INTERPRETED_FINALISTS)
+        entrants = [self._baseline, *finalists[:most]]
         while len(entrants) > 1 and not self._fits(entrants, _rounds(len(entrants)), deadline):
             entrants.pop()
         return entrants

@@ -7,7 +7,7 @@ import math
 import random
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -20,8 +20,8 @@ from ..kernel_templates.variant import Value, Variant
 SAMPLERS = ("tpe", "random", "gp", "qmc")
 # These sample only parameters that every trial has, so that each trial is given those of all templates.
 _UNCONDITIONAL = ("gp", "qmc")
-# Asks for one variant before it is drawn from those not tried: a sampler that has converged repeats itself.
-FRUITLESS_ASKS = 16
+# Suggestions with nothing left to try at or beside them, after which a variant is drawn from all that are left.
+FRUITLESS_ASKS = 4
 _TEMPLATE = "template"
 _CONSTRAINT = "valid"
 
@@ -47,6 +47,15 @@ class Space:
         if dimensions is None or any(values.get(name) not in choices for name, choices in dimensions.items()):
             return None
         return variant.template, tuple(values[name] for name in dimensions)
+
+    def neighbours(self, point: Point) -> Iterator[Point]:
+        """The points that differ in one dimension: by one step where its values have an order."""
+        template, values = point
+        for index, choices in enumerate(self.choices[template].values()):
+            at = choices.index(values[index])
+            for other in (at - 1, at + 1) if _is_ordered(choices) else range(len(choices)):
+                if 0 <= other < len(choices) and other != at:
+                    yield template, (*values[:index], choices[other], *values[index + 1 :])
 
 
 class Study:
@@ -85,11 +94,16 @@ class Study:
                 return self._take(variant)
         for _ in range(FRUITLESS_ASKS if self._untried else 0):
             trial = self._study.ask()
-            variant = self._suggest(trial)
+            point = self._suggest(trial)
+            variant = self._at.get(point)
             if variant in self._untried:
                 self._asked[variant] = trial
                 return self._take(variant)
             self._answer(trial, variant)
+            # The sampler means the region: asked again, it would name the same point again.
+            near = [v for p in self._space.neighbours(point) if (v := self._at.get(p)) in self._untried]
+            if near:
+                return self._take(self._random.choice(near))
         return self._take(self._random.choice(list(self._untried))) if self._untried else None
 
     def tell(self, outcome: Outcome) -> None:
@@ -117,15 +131,15 @@ class Study:
         del self._untried[variant]
         return variant
 
-    def _suggest(self, trial: optuna.Trial) -> Variant | None:
-        """The variant at the point that the sampler suggests, None where no variant is valid."""
+    def _suggest(self, trial: optuna.Trial) -> Point:
+        """The point that the sampler suggests, at which there need not be a valid variant."""
         templates = list(self._space.choices)
         chosen = str(trial.suggest_categorical(_TEMPLATE, templates)) if len(templates) > 1 else templates[0]
         points: dict[str, tuple[Value, ...]] = {}
         for template in templates if self._suggests_all else [chosen]:
             dimensions = self._space.choices[template].items()
             points[template] = tuple(_suggest(trial, _parameter(template, n), choices) for n, choices in dimensions)
-        return self._at.get((chosen, points[chosen]))
+        return chosen, points[chosen]
 
     def _answer(self, trial: optuna.Trial, variant: Variant | None) -> None:
         """Tell the sampler what is known of the point it suggested: nothing, while its variant is being tried."""

@@ -89,7 +89,7 @@ def _kept(search: Search) -> BestConfig | None:
 def _decide(search: Search, baseline: Variant, deadline: float) -> BestConfig:
     run, task = search.run, search.task
     final = Final(search, baseline)
-    variant, verdict = final.decide(deadline)
+    variant, verdict = final.decide(min(deadline, run.executor.clock() + RACE_LIMIT_S))
     best = BestConfig(
         shape=Shape.of(task.spec, task.batch),
         gpu=run.gpu,

@@ -7,6 +7,9 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.device import present_gpu
@@ -19,8 +22,6 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import why_invalid
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.check import Checker
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -48,7 +49,8 @@ FUSED = st.fixed_dictionaries(
 )  # fmt: skip
 
 interpreted = settings(
-    deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    deadline=None, max_examples=40, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
 
@@ -119,7 +121,8 @@ def variant_of(template: str, page_size: int) -> Variant:
     if template == "unified":
         return Variant.of(template, page_size, values | {"num_segments": 2})
     return Variant.of(template, page_size, values | {
-        "decode_block_m": 16, "decode_block_n": 16, "kv_load": "pointer", "order": "items", "waves": 4, "long_weight": 2,
+        "decode_block_m": 16, "decode_block_n": 16, "kv_load": "pointer", "order": "items", "waves": 4,
+        "long_weight": 2,
     })  # fmt: skip
 
 

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from attention_tuner.kernel_templates.combine import combine_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from attention_tuner.kernel_templates.combine import combine_kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.compiler import compile_variant
 from attention_tuner.kernel_templates.default import default_variant

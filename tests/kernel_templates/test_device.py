@@ -1,4 +1,5 @@
 import pytest
+
 from attention_tuner.kernel_templates.device import present_gpu
 
 

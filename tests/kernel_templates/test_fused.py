@@ -1,4 +1,5 @@
 import pytest
+
 from attention_tuner.kernel_templates.fused import FUSED, bodies
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.limits import Body

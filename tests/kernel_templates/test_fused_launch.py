@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.fused_launch import FusedLauncher
 from attention_tuner.kernel_templates.gpu import TARGETS

@@ -1,8 +1,9 @@
 import pytest
+
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
-from attention_tuner.kernel_templates.heuristic import heuristic_variant
+from attention_tuner.kernel_templates.heuristic import candidates, heuristic_variant
 from attention_tuner.kernel_templates.spec import HEAD_DIMS, AttentionSpec
 from attention_tuner.kernel_templates.template import why_invalid
 
@@ -33,3 +34,13 @@ def test_verification_gets_taller_tiles_than_decode():
 def test_a_page_that_no_variant_reads_is_refused():
     with pytest.raises(VariantError, match="pages of 24; accepted are multiples of 16"):
         heuristic_variant(AttentionSpec(4, 2, 64), BatchBucket.of(Batch.parse("1x1@1")), 24, TARGETS["sm_90"])
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_the_candidates_are_several_and_all_valid(batch: str):
+    spec, bucket = AttentionSpec(32, 8, 128), BatchBucket.of(Batch.parse(batch))
+    for page_size in (16, 128):
+        found = candidates(spec, bucket, page_size, TARGETS["sm_90"])
+        assert len(set(found)) == len(found) >= 4
+        assert all(why_invalid(variant, spec, TARGETS["sm_90"]) is None for variant in found)
+        assert {v.text("kv_load") for v in found} >= ({"tma"} if page_size == 128 else {"pointer"})

@@ -1,5 +1,7 @@
 """The plan is judged by what it covers: every row and every key it sees, once, whatever the cuts."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,7 +38,7 @@ def covered(work: WorkList, batch: Batch, group: int, long: Body, short: Body) -
             last_row = min(first_row + body.block_m, query_len * group) - 1
             assert ranges[0][0] == 0
             assert ranges[-1][1] == context_len + last_row // group + 1
-            assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
     assert not seen
 
 

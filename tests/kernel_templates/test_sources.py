@@ -2,6 +2,7 @@ import importlib.metadata
 import re
 
 import pytest
+
 from attention_tuner.kernel_templates.errors import TunerError
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.limits import SHARED_SOURCES

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.fused import FUSED

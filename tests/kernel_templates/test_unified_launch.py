@@ -1,4 +1,5 @@
 import pytest
+
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.spec import AttentionSpec

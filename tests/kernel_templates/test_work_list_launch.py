@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.launch import make_launcher

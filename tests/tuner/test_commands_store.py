@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from cli_samples import BATCH, H100, SPEC, Lines, config, database
 
-from attention_tuner.db import Store, load_table
+from attention_tuner.db import Setting, Store, TrialRecord, load_table
 from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Wrong
 
 LAYER = ("--spec", SPEC.key())
 
@@ -110,3 +112,24 @@ def test_importing_replaces_what_is_stored_for_the_same_shape(lines: Lines, path
     assert lines.run("import", exported, "--db", stored) == 0
     with Store.open(stored, create=False) as store:
         assert sorted(best.timing.median_ms for best in store.best_configs()) == [2.0, 2.0, 2.0]
+
+
+def test_show_counts_why_trials_have_no_time(lines: Lines, path: str) -> None:
+    variant = config().variant
+    setting = Setting(SPEC, BATCH, 16, INTERPRETER, Regime("interpreter"))
+    outcomes = (Failed(variant, "compile", "it [does] not"), Failed(variant, "compile", "it [does] not"),
+                Wrong(variant, Check(9.0)), Timed(variant, Check(0.1), config().timing))
+    with Store.open(path) as store:
+        run_id = store.start_run({})
+        for outcome in outcomes:
+            store.add_trial(TrialRecord(run_id, setting, config().environment, outcome))
+    assert lines.run("show", "--db", path, "--failures", "--json") == 0
+    document = json.loads(lines.out)
+    assert document["trials"] == {"failed": 2, "wrong": 1, "timed": 1}
+    assert document["failures"] == [
+        {"outcome": "failed", "stage": "compile", "reason": "it [does] not", "count": 2},
+        {"outcome": "wrong", "stage": "", "reason": "wrong result", "count": 1},
+    ]
+    assert lines.run("show", "--db", path, "--failures") == 0
+    assert "it [does] not" in lines.out
+    assert "4 trials" in lines.out

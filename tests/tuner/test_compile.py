@@ -92,3 +92,12 @@ def test_a_variant_is_compiled_into_the_cache(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(facts, StaticFacts), facts
     assert facts.registers > 0
     assert list(triton_cache().glob("*/*.cubin"))
+
+
+def test_what_was_forgotten_is_not_returned() -> None:
+    with CompilePool(1) as pool:
+        for number in range(3):
+            pool.submit(job("none", number))
+        pool.forget()
+        assert pool.pending == 0
+        assert [variant for variant, _ in collect(pool, [job("none", 9)])] == [job("none", 9).variant]

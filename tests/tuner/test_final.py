@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from fakes import DEFAULT, GPU, SPEC, TASK, Bench
+
+from attention_tuner.kernel_templates.batch import BatchBucket
+from attention_tuner.kernel_templates.errors import JobError
+from attention_tuner.kernel_templates.heuristic import heuristic_variant
+from attention_tuner.kernel_templates.outcome import Check, Regime, Timed, Timing, Verdict
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.final import LOOKS, SCREEN, Final
+from attention_tuner.tuner.race import compare
+from attention_tuner.tuner.run import Settings
+from attention_tuner.tuner.search import Search
+
+HEURISTIC = heuristic_variant(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU)
+THIRD = HEURISTIC.replace(order="heads")
+
+
+def searched(bench: Bench, screened: dict[Variant, float], finalists: int = 8) -> Search:
+    """A search that has timed these variants, in milliseconds."""
+    search = Search(TASK, bench.run(Settings(finalists=finalists)))
+    search.timed = {v: Timing((ms,) * 5, Regime("graph")) for v, ms in screened.items()}
+    return search
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_the_default_races_although_it_was_slow(bench: Bench) -> None:
+    final = Final(searched(bench, {DEFAULT: 5.0, HEURISTIC: 1.0, THIRD: 1.05}), DEFAULT)
+    bench.worker.ms = {DEFAULT: 5.0, HEURISTIC: 1.0, THIRD: 1.05}.__getitem__
+    assert final.decide(math.inf) == (HEURISTIC, Verdict.FAST)
+    assert bench.worker.races[0].variants == (DEFAULT, HEURISTIC, THIRD)
+    assert final.timings[DEFAULT].median_ms == 5.0
+
+
+def test_a_winner_of_the_search_that_is_slower_in_the_race_is_not_kept(bench: Bench) -> None:
+    final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.9, THIRD: 0.95}), DEFAULT)
+    bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: 1.02, THIRD: 1.04}.__getitem__
+    assert final.decide(math.inf) == (DEFAULT, Verdict.FAST)
+
+
+def test_what_was_far_slower_in_the_search_does_not_race(bench: Bench) -> None:
+    final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5, THIRD: 0.5 * SCREEN * 1.01}), DEFAULT)
+    bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: 0.5}.__getitem__
+    final.decide(math.inf)
+    assert bench.worker.races[0].variants == (DEFAULT, HEURISTIC)
+
+
+def test_no_more_than_the_finalists_race_beside_the_default(bench: Bench) -> None:
+    variants = {HEURISTIC.replace(num_warps=w, num_stages=s): 1.0 + w / 1000 for w in (1, 2, 4, 8) for s in (1, 2, 3)}
+    final = Final(searched(bench, {DEFAULT: 1.0, **variants}, finalists=3), DEFAULT)
+    bench.worker.ms = lambda v: 1.0
+    final.decide(math.inf)
+    assert len(bench.worker.races[0].variants) == 4
+    assert bench.worker.races[0].variants[0] == DEFAULT
+
+
+def test_the_race_goes_on_until_it_is_clear_and_only_among_those_in_question(bench: Bench) -> None:
+    final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.7, THIRD: 0.7}), DEFAULT)
+    bench.worker.noise = 0.01
+    bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: 0.7, THIRD: 0.7005}.__getitem__
+    _, verdict = final.decide(math.inf)
+    rounds = [race.rounds for race in bench.worker.races]
+    assert verdict is Verdict.AMBIGUOUS
+    assert len(rounds) == LOOKS
+    assert rounds[1:] == [rounds[0], 2 * rounds[0]]
+    assert len({race.seed for race in bench.worker.races}) == LOOKS
+    assert len(final.timings[HEURISTIC].samples_ms) == sum(rounds)
+
+
+def test_those_clearly_beaten_leave_the_race_but_the_default_stays(bench: Bench) -> None:
+    fourth = THIRD.replace(num_stages=2)
+    final = Final(searched(bench, dict.fromkeys((DEFAULT, HEURISTIC, THIRD, fourth), 1.0)), DEFAULT)
+    bench.worker.noise = 0.01
+    bench.worker.ms = {DEFAULT: 2.0, HEURISTIC: 0.7, THIRD: 0.702, fourth: 1.0}.__getitem__
+    final.decide(math.inf)
+    assert set(bench.worker.races[0].variants) == {DEFAULT, HEURISTIC, THIRD, fourth}
+    assert set(bench.worker.races[1].variants) == {DEFAULT, HEURISTIC, THIRD}
+
+
+def test_without_time_only_what_is_far_faster_displaces_the_default(bench: Bench) -> None:
+    now = bench.clock()
+    near, far = ({DEFAULT: 1000.0, HEURISTIC: ms} for ms in (950.0, 500.0))
+    assert Final(searched(bench, near), DEFAULT).decide(now + 1) == (DEFAULT, Verdict.AMBIGUOUS)
+    assert Final(searched(bench, far), DEFAULT).decide(now + 1) == (HEURISTIC, Verdict.AMBIGUOUS)
+    assert bench.worker.races == []
+    assert bench.clock() == now
+
+
+def test_with_little_time_fewer_race(bench: Bench) -> None:
+    times = {DEFAULT: 100.0, HEURISTIC: 90.0, THIRD: 91.0}
+    bench.worker.ms = times.__getitem__
+    final = Final(searched(bench, times), DEFAULT)
+    start = bench.clock()
+    chosen, verdict = final.decide(start + 2.0)
+    assert bench.worker.races[0].variants == (DEFAULT, HEURISTIC)
+    assert bench.clock() - start <= 2.0
+    assert (chosen, verdict) == (HEURISTIC, Verdict.FAST)
+
+
+def test_a_race_that_is_lost_leaves_the_decision_to_the_search(bench: Bench) -> None:
+    bench.worker.fail_next_race = JobError("killed by SIGKILL")
+    final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5}), DEFAULT)
+    assert final.decide(math.inf) == (HEURISTIC, Verdict.AMBIGUOUS)
+    assert final.timings[HEURISTIC].median_ms == 0.5
+
+
+def test_the_default_alone_ties_with_itself(bench: Bench) -> None:
+    assert Final(searched(bench, {DEFAULT: 1.0}), DEFAULT).decide(math.inf) == (DEFAULT, Verdict.TIE)
+    assert bench.worker.races == []
+
+
+def test_times_of_another_regime_are_not_compared(bench: Bench) -> None:
+    search = searched(bench, {DEFAULT: 1.0})
+    eager = Timed(HEURISTIC, Check(0.1), Timing((0.1,) * 5, Regime("eager")))
+    search.timed[HEURISTIC] = eager.timing
+    assert Final(search, DEFAULT).decide(math.inf) == (DEFAULT, Verdict.TIE)
+
+
+def test_what_is_kept_is_not_slower_than_the_default_in_the_race(bench: Bench) -> None:
+    bench.worker.noise = 0.02
+    for shift in (0.98, 0.995, 1.0, 1.005, 1.02):
+        bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: shift, THIRD: shift * 1.001}.__getitem__
+        final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.95, THIRD: 0.96}), DEFAULT)
+        chosen, _ = final.decide(math.inf)
+        assert compare(final.timings[chosen], final.timings[DEFAULT]).median <= 0

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import DEFAULT, FACTS, GPU, SPEC, TASK, Bench, landscape
+
+from attention_tuner.db.records import Setting, utc_now
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
+from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.heuristic import heuristic_variant
+from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Failed, Regime, Timing, Verdict
+from attention_tuner.kernel_templates.template import template_of
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.search_spaces.space import survey
+from attention_tuner.tuner.run import Listener, Progress, Settings
+from attention_tuner.tuner.search import EXCEEDS_SHARED_MEMORY, INTERPRETED_SAMPLES, Search
+from attention_tuner.tuner.task import Task
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def searched(bench: Bench, settings: Settings | None = None, deadline: float = math.inf, task: Task = TASK) -> Search:
+    search = Search(task, bench.run(settings or Settings(trials=20)))
+    search.reuse()
+    search.explore(deadline)
+    return search
+
+
+def test_the_default_then_the_heuristic_then_neighbours_come_first(bench: Bench) -> None:
+    near = survey(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU).valid[77]
+    timing = Timing((1.0,), Regime("graph"))
+    shape = Shape.of(SPEC, Batch.parse("3x1@900"))
+    bench.store.put_best(
+        BestConfig(shape, GPU, near, timing, timing, Verdict.FAST, True, Environment("old", "", "", ""), "3x1@900",
+                   utc_now())
+    )  # fmt: skip
+    searched(bench)
+    heuristic = heuristic_variant(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU)
+    assert bench.worker.measured[:3] == [DEFAULT, heuristic, near]
+
+
+def test_each_variant_is_measured_once_and_stored_with_what_the_compiler_said(bench: Bench) -> None:
+    search = searched(bench)
+    assert len(bench.worker.measured) == len(set(bench.worker.measured)) == 20
+    setting = Setting(SPEC, TASK.batch, TASK.page_size, GPU, Regime("graph"))
+    records = bench.store.reusable_trials(setting, bench.executor.environment_of)
+    assert {record.outcome.variant for record in records} == set(bench.worker.measured) == set(search.timed)
+    assert all(record.facts == FACTS for record in records)
+    assert (search.result.tried, search.result.reused, search.result.outcomes["timed"]) == (20, 0, 20)
+
+
+def test_a_search_that_goes_on_measures_nothing_again(bench: Bench) -> None:
+    first = searched(bench, Settings(trials=12))
+    bench.restart()
+    second = searched(bench, Settings(trials=20))
+    assert not set(first.timed) & set(bench.worker.measured)
+    assert (second.result.reused, second.result.tried) == (12, 8)
+    bench.restart()
+    third = searched(bench, Settings(trials=20))
+    assert bench.worker.measured == []
+    assert third.timed == second.timed
+    assert third.baseline == DEFAULT
+
+
+def test_trials_of_another_environment_are_reported_and_measured_again(bench: Bench) -> None:
+    searched(bench, Settings(trials=6))
+    bench.restart()
+    newer = lambda template, gpu: Environment("other", "3.9", "2.13", "")  # noqa: E731
+    bench.executor = replace(bench.executor, environment_of=newer)
+    search = searched(bench, Settings(trials=6))
+    assert search.result.reused == 0
+    assert search.result.outdated.total() == 6
+    assert len(bench.worker.measured) == 6
+
+
+def test_what_shares_its_code_is_compiled_once(bench: Bench) -> None:
+    searched(bench, Settings(trials=150))
+    codes = [template_of(v).code_key(v) for v in bench.worker.measured]
+    assert len(set(codes)) < len(codes)
+    assert len(bench.pool.submitted) == len({template_of(j.variant).code_key(j.variant) for j in bench.pool.submitted})
+
+
+def test_what_exceeds_the_shared_memory_is_skipped_before_it_runs_and_is_no_trial(bench: Bench) -> None:
+    big = GPU.shared_memory_bytes + 1
+    bench.pool.facts = lambda v: replace(FACTS, shared_bytes=big) if v.number("block_n") == 128 else FACTS
+    search = searched(bench, Settings(trials=40))
+    assert search.result.skipped > 0
+    assert search.result.reasons["skipped", "", EXCEEDS_SHARED_MEMORY] == search.result.skipped
+    assert all(v.number("block_n") != 128 for v in bench.worker.measured)
+    assert search.result.tried == len(bench.worker.measured) == 40
+
+
+def test_a_compile_that_fails_is_every_variants_that_shares_the_code(bench: Bench) -> None:
+    bench.pool.facts = lambda v: Failed(v, "compile", "abort") if v.number("num_warps") == 1 else FACTS
+    search = searched(bench, Settings(trials=60))
+    assert search.result.reasons["failed", "compile", "abort"] == search.result.outcomes["failed"] > 0
+    assert all(v.number("num_warps") > 1 for v in bench.worker.measured)
+    assert search.result.tried == 60
+
+
+def test_outcomes_are_counted_by_reason_and_told(bench: Bench) -> None:
+    faults = {1: "wrong", 2: "illegal address"}
+    bench.worker.faults = lambda v: faults.get(v.number("num_stages"), "")
+    told: list[Progress] = []
+
+    class Told(Listener):
+        def tried(self, progress: Progress) -> None:
+            told.append(progress)
+
+    search = Search(TASK, bench.run(Settings(trials=30), listener=Told()))
+    search.reuse()
+    search.explore(math.inf)
+    stages = Counter(v.number("num_stages") for v in bench.worker.measured)
+    assert search.result.reasons == {
+        key: count
+        for key, count in {
+            ("wrong", "", "wrong result"): stages[1],
+            ("failed", "time", "illegal address"): stages[2],
+        }.items()
+        if count
+    }
+    assert [progress.done for progress in told] == list(range(1, 31))
+    assert told[-1].best_ms == min(map(landscape, search.timed))
+    assert told[-1].default_ms == landscape(DEFAULT)
+    assert told[-1].outcomes == search.result.outcomes
+
+
+def test_it_ends_before_a_trial_that_would_end_late(bench: Bench) -> None:
+    start = bench.clock()
+    searched(bench, Settings(trials=1000), start + 10)
+    assert 9 <= bench.clock() - start <= 10
+    assert len(bench.worker.measured) >= 17
+
+
+def test_a_variant_is_not_blamed_for_a_budget_that_ran_out(bench: Bench) -> None:
+    bench.worker.faults = lambda v: "hang" if len(bench.worker.measured) == 5 else ""
+    start = bench.clock()
+    search = searched(bench, Settings(trials=1000), start + 10)
+    assert bench.clock() - start == pytest.approx(10)
+    assert search.result.outcomes == {"timed": 4}
+
+
+def test_a_variant_that_hangs_is_blamed(bench: Bench) -> None:
+    bench.worker.faults = lambda v: "hang" if v == DEFAULT else ""
+    search = searched(bench, Settings(trials=5))
+    assert search.result.outcomes == {"timed": 4, "failed": 1}
+    # Then what was to be tried next stands in for the default.
+    assert search.baseline == heuristic_variant(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU)
+
+
+def test_compiling_and_measuring_overlap(bench: Bench) -> None:
+    start = bench.clock()
+    search = searched(bench, Settings(trials=40))
+    seconds = bench.clock() - start
+    # 40 trials of half a second, and only the first compile is waited for.
+    assert seconds == pytest.approx(20.2, abs=0.5)
+    assert search.result.measuring_seconds == pytest.approx(20)
+    bench.restart(cost=0.01)
+    bench.pool.cost = 2.0
+    slow = searched(bench, Settings(trials=80))
+    assert slow.result.compiling_seconds >= 0.7 * (bench.clock() - 100.0)
+
+
+def test_the_interpreter_compiles_nothing_ahead_and_takes_few_samples(bench: Bench) -> None:
+    bench.executor = replace(bench.executor, pool=None)
+    search = Search(TASK, bench.run(Settings(trials=6), INTERPRETER))
+    search.reuse()
+    search.explore(math.inf)
+    assert bench.pool.submitted == []
+    assert search.result.outcomes == {"timed": 6}
+    assert all(t.regime == Regime("interpreter") for t in search.timed.values())
+    assert all(len(t.samples_ms) == INTERPRETED_SAMPLES for t in search.timed.values())
+    others: set[Variant] = set(search.timed) - {DEFAULT}
+    assert DEFAULT in search.timed
+    assert others
+
+
+def test_it_ends_when_no_variant_is_left(bench: Bench) -> None:
+    bench.executor = replace(bench.executor, pool=None)
+    valid = survey(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, INTERPRETER).valid
+    search = Search(TASK, bench.run(Settings(trials=10_000, sampler="random"), INTERPRETER))
+    search.explore(math.inf)
+    assert search.result.tried == len(bench.worker.measured) == len(valid)
