@@ -1,8 +1,8 @@
 """The attention kernel: one program computes one work item, a tile of query rows over a range of keys.
 
 Rows of a sequence are its (query token, head of the group) pairs, tokens first: row r is token r // GROUP and query
-head kv_head * GROUP + r % GROUP. So a tile is full whatever the group, and a group larger than a tile is split. The online
-softmax is FlashAttention's (arXiv:2205.14135, 2307.08691), in base 2 with the scale folded in.
+head kv_head * GROUP + r % GROUP. So a tile is full whatever the group, and a group larger than a tile is split. The
+online softmax is FlashAttention's (arXiv:2205.14135, 2307.08691), in base 2 with the scale folded in.
 """
 
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false

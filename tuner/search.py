@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections import deque
 from dataclasses import replace
@@ -10,8 +9,7 @@ from dataclasses import replace
 from ..db.records import Setting, TrialRecord
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.default import default_variant
-from ..kernel_templates.errors import VariantError
-from ..kernel_templates.heuristic import heuristic_variant
+from ..kernel_templates.heuristic import candidates
 from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Timing
 from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
@@ -92,14 +90,16 @@ class Search:
     def _first_variants(self) -> list[Variant]:
         task, gpu = self.task, self.run.gpu
         bucket = BatchBucket.of(task.batch)
-        found = [default_variant(task.spec, task.batch, task.page_size)]
-        with contextlib.suppress(VariantError):
-            found.append(heuristic_variant(task.spec, bucket, task.page_size, gpu))
+        default = default_variant(task.spec, task.batch, task.page_size)
         near = self.run.store.best_configs(spec=task.spec, page_size=task.page_size, gpu_name=gpu.name)
         near.sort(key=lambda config: config.shape.bucket.distance(bucket))
         runnable = [c.variant for c in near if why_invalid(c.variant, task.spec, gpu) is None]
-        found += (template_of(variant).settle(variant, bucket) for variant in runnable[:NEIGHBOURS])
-        return [variant for variant in found if why_invalid(variant, task.spec, gpu) is None]
+        winners = (template_of(variant).settle(variant, bucket) for variant in runnable[:NEIGHBOURS])
+        valid = frozenset(self._valid)
+        likely = dict.fromkeys((*winners, *candidates(task.spec, bucket, task.page_size, gpu)))
+        # Through the interpreter most of them are the same variant again.
+        found = [variant for variant in likely if variant in valid]
+        return [default, *found] if why_invalid(default, task.spec, gpu) is None else found
 
     def _ask_ahead(self) -> None:
         """Ask until enough variants are on their way, or all trials; one that is skipped does not count as a trial."""

@@ -15,7 +15,7 @@ def test_parse_reads_what_key_wrote(variant: Variant):
     assert Variant.parse(variant.key()) == variant
 
 
-@pytest.mark.parametrize("text", ["", "fused", "fused:", "fused:block_m=16", "fused:page_size=x", "fused:page_size=9,a"])
+@pytest.mark.parametrize("text", ["", "fused", "fused:", "fused:block_m=16", "fused:page_size=x", "f:page_size=9,a"])
 def test_text_that_names_no_variant_is_refused(text: str):
     with pytest.raises(VariantError, match="does not name a variant"):
         Variant.parse(text)

@@ -16,8 +16,8 @@ from attention_tuner.tuner.race import compare
 from attention_tuner.tuner.run import Settings
 from attention_tuner.tuner.search import Search
 
-HEURISTIC = heuristic_variant(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU)
-THIRD = HEURISTIC.replace(order="heads")
+HEURISTIC = heuristic_variant(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU).replace(num_stages=3)
+THIRD = HEURISTIC.replace(num_stages=1)
 
 
 def searched(bench: Bench, screened: dict[Variant, float], finalists: int = 8) -> Search:
