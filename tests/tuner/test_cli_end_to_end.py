@@ -63,9 +63,12 @@ def test_what_is_tuned_is_looked_up_from_an_import_of_its_export(environment: di
 
 def test_ctrl_c_ends_within_seconds_and_keeps_every_finished_trial(environment: dict[str, str]) -> None:
     arguments = (*TUNE, "--batch", BATCHES[0], "--trials", "500", "--seconds", "200")
+    # A suite that was started in the background ignores SIGINT, and its children would too.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         [*COMMAND, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
+        signal.signal(signal.SIGINT, handler)
         assert process.stderr is not None
         seen = next(line for line in process.stderr if "trial 1 of" in line)
         process.send_signal(signal.SIGINT)
