@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from .errors import BatchError
 from .spec import AttentionSpec
@@ -93,8 +93,14 @@ class BatchBucket:
     short_skew: int
 
     def __post_init__(self) -> None:
-        if any(size < 0 for size in astuple(self)):
-            raise BatchError(f"a bucket has no negative sizes: {astuple(self)}")
+        if min(self.sizes) < 0:
+            raise BatchError(f"a bucket has no negative sizes: {self.sizes}")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes in the order of the fields."""
+        return (self.short_seqs, self.short_rows, self.short_kv, self.long_seqs, self.long_rows, self.long_kv,
+                self.short_skew)
 
     @classmethod
     def of(cls, batch: Batch) -> BatchBucket:
@@ -119,12 +125,12 @@ class BatchBucket:
 
     def distance(self, other: BatchBucket) -> float:
         """How far two buckets are apart: the sum over the sizes of |log2 of their ratio|, 0 counting as a half."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
+        pairs = zip(self.sizes, other.sizes, strict=True)
         return sum(abs(math.log2(max(a, 0.5) / max(b, 0.5))) for a, b in pairs)
 
     def key(self) -> str:
         """A text that names the bucket: its sizes in the order of the fields, joined by dashes."""
-        return "-".join(map(str, astuple(self)))
+        return "-".join(map(str, self.sizes))
 
     @classmethod
     def parse(cls, text: str) -> BatchBucket:

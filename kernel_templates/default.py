@@ -9,6 +9,7 @@ from .variant import Variant
 # The numbers of vLLM 0.33's Triton backend (vllm/v1/attention/ops/triton_unified_attention.py and the backend's
 # choice between its two kernels). Its decode kernel splits each sequence when a launch has too few programs.
 BLOCK_M = 16
+MOST_BLOCK_M = 128
 BLOCK_N = 32
 SPLIT_BLOCK_N = 16
 SPLIT_SEGMENTS = 16
@@ -17,9 +18,11 @@ SPLIT_PROGRAMS = 128
 
 def default_variant(spec: AttentionSpec, batch: Batch, page_size: int) -> Variant:
     """The variant that vLLM's Triton backend amounts to for this layer and batch."""
-    block_m = max(BLOCK_M, 1 << (spec.group_size - 1).bit_length())
+    # There, a tile is a whole number of groups; a group of more rows than the largest tile is split here.
+    block_m = min(max(BLOCK_M, 1 << (spec.group_size - 1).bit_length()), MOST_BLOCK_M)
     longest = max(query_len for query_len, _ in batch.sequences)
-    query_blocks = -(-longest // (block_m // spec.group_size))
+    tokens_per_block = max(1, block_m // spec.group_size)
+    query_blocks = -(-longest // tokens_per_block)
     split = longest <= SHORT_QUERY and batch.num_seqs * query_blocks <= SPLIT_PROGRAMS / spec.num_kv_heads
     values = {
         "block_m": block_m,

@@ -26,6 +26,24 @@ def present_gpu() -> Gpu | None:
     )
 
 
+def present_uuid() -> str | None:
+    """The UUID of the current CUDA device as `nvidia-smi` writes it, None where torch can use none. Imports torch."""
+    import torch
+
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def present_memory_bytes() -> int | None:
+    """The memory of the current CUDA device in bytes, None where torch can use none. Imports torch."""
+    import torch
+
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
+
 def _driver_version() -> str:
     """The driver's version as `nvidia-smi` says it; empty where there is no such tool."""
     tool = shutil.which("nvidia-smi")

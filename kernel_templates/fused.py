@@ -52,5 +52,5 @@ FUSED = Template(
         fits_registers(bodies),
         fits_shared_memory(bodies),
     ),
-    sources=SHARED_SOURCES,
+    sources=(__name__, *SHARED_SOURCES),
 )

@@ -40,6 +40,8 @@ NEEDLE_VALUE = 2.0
 OWN_CLASSES = 32
 # One needle outweighs a million random keys: e^18 = 6.6e7, and those weigh e^(1/2) each in the mean.
 NEEDLE_SCORE = 18.0
+# A normal deviate of this deviation, and the sum of three directions of this length, are far from float16's 65,504.
+MAX_QUERY_SIZE = 2.0**12
 
 _LATTICE, _EDGE, _OWN = 0, 1, 2
 
@@ -163,8 +165,11 @@ def _random_cache(
 
 
 def _query_size(spec: AttentionSpec) -> float:
-    """The deviation of q that gives random scores one of about 1: a power of two, so that needles stay exact."""
-    return 2.0 ** round(-math.log2(spec.softmax_scale * math.sqrt(spec.head_dim)))
+    """The deviation of q that gives random scores one of about 1: a power of two, so that needles stay exact.
+
+    Bounded, which makes random scores smaller where the scale is tiny, and the needles' keys larger.
+    """
+    return min(MAX_QUERY_SIZE, 2.0 ** round(-math.log2(spec.softmax_scale * math.sqrt(spec.head_dim))))
 
 
 def _directions(spec: AttentionSpec) -> torch.Tensor:

@@ -43,7 +43,9 @@ class Launcher(abc.ABC):
     """One variant of one layer on one GPU, ready to be planned and run.
 
     `plan` is called once per engine step, `run` once per layer; what `plan` allocates is kept and reused while it is
-    large enough. Raises `VariantError` when the variant is not valid here.
+    large enough. `padded`, false at first, makes room, and launches programs, for more than the planned batch: a
+    captured graph's grid is fixed, and has to serve every batch of about this size. Raises `VariantError` when the
+    variant is not valid here.
     """
 
     def __init__(self, variant: Variant, spec: AttentionSpec, gpu: Gpu) -> None:
@@ -53,6 +55,7 @@ class Launcher(abc.ABC):
         self.variant = variant
         self.spec = spec
         self.gpu = gpu
+        self.padded = False
         self.compile_only = False
         self.compiled: list[Any] = []
 
@@ -67,6 +70,17 @@ class Launcher(abc.ABC):
     def workspaces(self) -> tuple[torch.Tensor, ...]:
         """The partial results that `run` writes and reads again; none where no sequence is split."""
         return ()
+
+    def launch_key(self) -> str:
+        """What is equal for two planned launchers that pass the same to their kernels, tensors aside.
+
+        If they also have the same code, they are one measurement.
+        """
+        return self.variant.key()
+
+    def capacity(self, size: int) -> int:
+        """How many to make room for where `size` are planned: `padded` to the next power of two; 0 stays 0."""
+        return 1 << (size - 1).bit_length() if self.padded and size else size
 
     def start(self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         """Launch `kernel`, or only compile it and remember the result while `compile_only` is set."""

@@ -11,11 +11,18 @@ from .template import Constraint
 from .variant import Variant
 
 # Modules that affect every template which launches the kernel over a work list.
-SHARED_SOURCES = tuple(f"{__package__}.{name}" for name in ("attention", "combine", "plan", "work_list_launch"))
+SHARED_SOURCES = tuple(
+    f"{__package__}.{name}"
+    for name in ("attention", "batch", "combine", "launch", "limits", "plan", "spec", "work_list_launch")
+)
 
 # A thread has at most 255 registers of 4 bytes on every GPU that Triton compiles for.
 REGISTERS_PER_THREAD = 255
 THREADS_PER_WARP = 32
+# An accumulator of more times what its threads can hold is kept in local memory for the most part.
+SPILLED = 2
+# What reductions across warps, and barriers, take of shared memory.
+SCRATCH_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +37,17 @@ Bodies = Callable[[Variant], tuple[Body, ...]]
 
 
 def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: int, num_stages: int) -> int:
-    """The least shared memory in bytes that a program with this body takes.
+    """The shared memory in bytes that a program with this body takes at most; it may take a tile of probabilities less.
 
     One tile of q, and tiles of K or V: one without pipelining, else one of each, twice each for warpgroup products,
-    which read them in place and asynchronously. Read off what Triton 3.6 and 3.9 compile; scratch for changes of
-    layout, of up to a tile of probabilities, is not counted, so that nothing is rejected that could run.
+    which read them in place and asynchronously. Other products may pass the probabilities through shared memory. Read
+    off what Triton 3.6 and 3.9 compile.
     """
     has_warpgroup_products = gpu.capability[0] in (9, 10) and body.block_m >= 64 and num_warps >= 4
     tiles = 1 if num_stages == 1 else 4 if has_warpgroup_products else 2
-    return (body.block_m + tiles * body.block_n) * spec.head_dim * spec.element_bytes
+    probabilities = 0 if has_warpgroup_products else body.block_m * body.block_n
+    elements = (body.block_m + tiles * body.block_n) * spec.head_dim + probabilities
+    return elements * spec.element_bytes + SCRATCH_BYTES
 
 
 def fits_shared_memory(bodies: Bodies) -> Constraint:
@@ -53,10 +62,10 @@ def fits_shared_memory(bodies: Bodies) -> Constraint:
 
 
 def fits_registers(bodies: Bodies) -> Constraint:
-    """The accumulator alone, in float32, is within the registers of the program's threads."""
+    """The accumulator alone, in float32, is within `SPILLED` times the registers of the program's threads."""
 
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
-        registers = variant.number("num_warps") * THREADS_PER_WARP * REGISTERS_PER_THREAD
-        return gpu.is_interpreter or all(body.block_m * spec.head_dim < registers for body in bodies(variant))
+        most = SPILLED * variant.number("num_warps") * THREADS_PER_WARP * REGISTERS_PER_THREAD
+        return gpu.is_interpreter or all(body.block_m * spec.head_dim <= most for body in bodies(variant))
 
-    return Constraint("its accumulator exceeds the registers of its warps", holds)
+    return Constraint("its accumulator is twice what the registers of its warps hold", holds)

@@ -7,7 +7,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from .batch import Shape
+from .batch import Batch, BatchBucket, Shape
 from .errors import TunerError
 from .gpu import Gpu
 from .variant import Variant
@@ -50,6 +50,8 @@ class Timing:
     def __post_init__(self) -> None:
         if not self.samples_ms or not all(math.isfinite(s) and s > 0 for s in self.samples_ms):
             raise TunerError("a timing needs at least one sample, each a positive number of milliseconds")
+        if not (math.isfinite(self.plan_ms) and self.plan_ms >= 0):
+            raise TunerError(f"planning takes a finite number of milliseconds, at least 0, not {self.plan_ms}")
 
     @property
     def median_ms(self) -> float:
@@ -96,11 +98,12 @@ class StaticFacts:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The variant was right and was timed."""
+    """The variant was right and was timed; or `same_as` was, which has the same code and launch: this is its result."""
 
     variant: Variant
     check: Check
     timing: Timing
+    same_as: Variant | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class BestConfig:
     """The best variant found for a shape, a page size and a GPU, with the default's time in the same race.
 
     `batch` is the one it was tuned on, as text; `full_check` is false while only the quick check has passed;
-    `measured_at` is ISO 8601 in UTC.
+    `measured_at` is ISO 8601 in UTC. Raises `TunerError` when the batch cannot be read or is of another bucket.
     """
 
     shape: Shape
@@ -172,6 +175,11 @@ class BestConfig:
     environment: Environment
     batch: str
     measured_at: str
+
+    def __post_init__(self) -> None:
+        bucket = BatchBucket.of(Batch.parse(self.batch))
+        if bucket != self.shape.bucket:
+            raise TunerError(f"batch {self.batch!r} is of bucket {bucket.key()}, not {self.shape.bucket.key()}")
 
     @property
     def speedup(self) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Generator
 
 import torch
@@ -90,7 +91,9 @@ def _block(
     kv_len, num_kv_heads, _ = k.shape
     # The query heads of one KV head are rows of one product: [num_kv_heads, group * rows, ...].
     grouped = q.permute(1, 0, 2).reshape(num_kv_heads, -1, head_dim)
-    scores = torch.bmm(grouped, k.permute(1, 2, 0)).mul_(scale)
+    # A power of two changes no digit, and products that are scaled before do not overflow float16.
+    power = 2.0 ** math.floor(math.log2(scale))
+    scores = torch.bmm(grouped * power, k.permute(1, 2, 0)).mul_(scale / power)
     if first_position + 1 < kv_len:
         positions = first_position + torch.arange(rows, device=q.device)
         hidden = torch.arange(kv_len, device=q.device) > positions[:, None]

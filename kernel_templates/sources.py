@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from .errors import TunerError
@@ -27,7 +28,7 @@ def kernel_hash(template: str) -> str:
     modules = sorted({record.launcher.partition(":")[0], *record.sources})
     digest = hashlib.sha256()
     for module in modules:
-        found = importlib.util.find_spec(module)
+        found = _find(module)
         if found is None or found.origin is None:
             raise TunerError(f"template {template!r} names module {module!r}, which cannot be found")
         digest.update(Path(found.origin).read_bytes())
@@ -35,6 +36,27 @@ def kernel_hash(template: str) -> str:
 
 
 def environment(template: str, gpu: Gpu) -> Environment:
-    """What a time of `template` measured here on `gpu` would depend on. Imports neither torch nor triton."""
-    triton, torch = (importlib.metadata.version(name) for name in ("triton", "torch"))
+    """What a time of `template` measured here on `gpu` would depend on. Imports neither torch nor triton.
+
+    The version of one that is not installed under its name, such as a build called pytorch-triton, is "": unknown.
+    Raises `TunerError` like `kernel_hash`.
+    """
+    triton, torch = map(_version, ("triton", "torch"))
     return Environment(kernel_hash(template), triton, torch, gpu.driver)
+
+
+def _find(module: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module)
+    except ImportError:
+        # Of a module whose package is missing or broken.
+        return None
+
+
+@functools.cache
+def _version(package: str) -> str:
+    # Asked for with every trial, and reading it takes milliseconds.
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,6 +10,8 @@ from .errors import SpecError
 
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)
+# Of softmax scales; models have 1/512 to 1. Beyond, float16 holds no queries that tell keys apart.
+MIN_SCALE, MAX_SCALE = 1e-6, 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class AttentionSpec:
             raise SpecError(f"head counts must be at least 1, not {self.num_q_heads} and {self.num_kv_heads}")
         if self.num_q_heads % self.num_kv_heads:
             raise SpecError(f"{self.num_q_heads} query heads are not divisible by {self.num_kv_heads} KV heads")
-        if self.scale is not None and not (math.isfinite(self.scale) and self.scale > 0):
-            raise SpecError(f"the softmax scale must be a positive number, not {self.scale}")
+        if self.scale is not None and not MIN_SCALE <= self.scale <= MAX_SCALE:
+            raise SpecError(f"the softmax scale must be from {MIN_SCALE:g} to {MAX_SCALE:g}, not {self.scale}")
         missing = self._missing_feature()
         if missing:
             raise SpecError(f"not supported yet: {missing}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -103,19 +104,30 @@ def _has_part(bucket: BatchBucket, part: str) -> bool:
 def templates() -> dict[str, Template]:
     """Every installed template by name: this project's, then those of other packages.
 
-    Raises `TunerError` when two share a name or one cannot be loaded.
+    One of another package that cannot be imported, or is no `Template`, is set aside with a warning that names it: no
+    broken package may end an engine. Raises `TunerError` when two share a name.
     """
     from .fused import FUSED
     from .unified import UNIFIED
 
     found = {template.name: template for template in (UNIFIED, FUSED)}
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        template = point.load()
-        if not isinstance(template, Template):
-            raise TunerError(f"entry point {point.value!r} of {ENTRY_POINTS} names no Template")
-        if found.setdefault(template.name, template) is not template:
+        template = _load(point)
+        if template is not None and found.setdefault(template.name, template) is not template:
             raise TunerError(f"two installed templates are called {template.name!r}")
     return found
+
+
+def _load(point: importlib.metadata.EntryPoint) -> Template | None:
+    try:
+        template = point.load()
+        reason = "it is no Template"
+    except Exception as error:  # noqa: BLE001 - another package's code, which may raise anything as it is imported
+        template, reason = None, f"{type(error).__name__}: {error}"
+    if isinstance(template, Template):
+        return template
+    warnings.warn(f"template {point.name!r} ({point.value}) cannot be loaded and is set aside: {reason}", stacklevel=3)
+    return None
 
 
 def template_of(variant: Variant) -> Template:

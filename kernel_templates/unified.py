@@ -26,5 +26,5 @@ UNIFIED = Template(
         Dimension("num_stages", (1, 2, 3), interpreted=False),
     ),
     constraints=(fits_registers(bodies), fits_shared_memory(bodies)),
-    sources=SHARED_SOURCES,
+    sources=(__name__, *SHARED_SOURCES),
 )

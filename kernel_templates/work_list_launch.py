@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import abc
+import hashlib
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +13,9 @@ import numpy as np
 import torch
 from triton import knobs
 
-from .attention import attention_kernel
+from .attention import ITEM_FIELDS, attention_kernel
 from .batch import Batch
-from .combine import combine_kernel
+from .combine import ENTRY_FIELDS, combine_kernel
 from .gpu import Gpu
 from .launch import LOG2_E, Launcher, Tensors
 from .limits import Body
@@ -44,6 +46,8 @@ class KernelConstants:
 class WorkListLauncher(Launcher):
     """A launcher that plans a work list on the host. A template says its bodies and how it cuts the batch."""
 
+    _device: torch.device | None = None
+    _room: tuple[int, ...] = (0, 0, 0)
     _items: torch.Tensor
     _entries: torch.Tensor
     _counts: torch.Tensor
@@ -64,14 +68,28 @@ class WorkListLauncher(Launcher):
         """The work list of `batch`."""
 
     def plan(self, batch: Batch, device: torch.device | str) -> None:
-        """Write the work list of `batch` to `device` and make room for its partial results."""
+        """Write the work list of `batch` to `device` and make room for its partial results.
+
+        Planning anew for a batch that the room is enough for changes no address and, when `padded`, no grid.
+        """
         work = self.work_list(batch)
-        counts = np.array([work.num_long, len(work.items), len(work.entries)], dtype=np.int32)
-        self._items, self._entries, self._counts = (
-            torch.from_numpy(array).to(device, non_blocking=True) for array in (work.items, work.entries, counts)
-        )
-        self._num_items, self._num_entries = len(work.items), len(work.entries)
-        rows = (self.spec.num_kv_heads, max(1, work.partial_rows))
+        needed = (len(work.items), len(work.entries), work.partial_rows)
+        if self._device != torch.device(device) or any(map(operator.gt, needed, self._room)):
+            self._make_room(needed, device)
+        counts = np.array([work.num_long, *needed[:2]], dtype=np.int32)
+        lists = ((self._items, work.items), (self._entries, work.entries), (self._counts, counts))
+        for buffer, array in lists:
+            buffer[: len(array)].copy_(torch.from_numpy(array), non_blocking=True)
+        self._num_items, self._num_entries = self._room[:2] if self.padded else needed[:2]
+
+    def _make_room(self, needed: tuple[int, int, int], device: torch.device | str) -> None:
+        """Allocate what the kernels read and write, for `needed` items, entries and rows of partial results."""
+        self._device = torch.device(device)
+        num_items, num_entries, partial_rows = self._room = tuple(map(self.capacity, needed))
+        self._items = torch.empty(num_items, ITEM_FIELDS, dtype=torch.int32, device=device)
+        self._entries = torch.empty(num_entries, ENTRY_FIELDS, dtype=torch.int32, device=device)
+        self._counts = torch.empty(3, dtype=torch.int32, device=device)
+        rows = (self.spec.num_kv_heads, max(1, partial_rows))
         self._partial = (
             torch.empty(*rows, self.spec.head_dim, dtype=torch.float32, device=device),
             torch.empty(rows, dtype=torch.float32, device=device),
@@ -82,8 +100,16 @@ class WorkListLauncher(Launcher):
         """The partial outputs [kv_heads, rows, head_dim] and their maxima and sums [kv_heads, rows], all float32."""
         return self._partial
 
+    def launch_key(self) -> str:
+        """A hash of the grid and the work list, read back from the device, and of the layout of partial results."""
+        counts = self._counts.tolist()
+        digest = hashlib.sha256(repr((self._num_items, self._num_entries, self._room[2], counts)).encode())
+        for buffer, count in zip((self._items, self._entries), counts[1:], strict=True):
+            digest.update(buffer[:count].cpu().numpy().tobytes())
+        return digest.hexdigest()
+
     def run(self, tensors: Tensors) -> None:
-        """Launch the planned work list, then the reduction if any sequence was split."""
+        """Launch the planned work list, then the reduction if there is room for any sequence that is split."""
         self._start_attention(tensors)
         if self._num_entries or self.compile_only:
             self._start_combine(tensors.out)

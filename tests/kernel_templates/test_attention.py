@@ -32,7 +32,7 @@ SEQUENCES = st.one_of(
 BATCHES = st.lists(SEQUENCES, min_size=1, max_size=4).map(lambda sequences: Batch(tuple(sequences)))
 SPECS = st.builds(
     lambda heads, dim, dtype: AttentionSpec(*heads, dim, dtype),
-    st.sampled_from(((4, 2), (2, 2), (7, 1), (8, 1))), st.sampled_from((64, 64, 128)),
+    st.sampled_from(((4, 2), (2, 2), (7, 1), (8, 1), (17, 1))), st.sampled_from((64, 64, 64, 128, 256)),
     st.sampled_from(("bfloat16", "float16")),
 )  # fmt: skip
 PAGES = st.sampled_from((16, 32, 48, 128, 528))
@@ -54,25 +54,30 @@ interpreted = settings(
 )
 
 
-def check(variant: Variant, spec: AttentionSpec, batch: Batch, seed: int) -> None:
-    found = Checker(spec, batch, variant.page_size, "cpu", seed).check(make_launcher(variant, spec, INTERPRETER))
+def check(variant: Variant, spec: AttentionSpec, batch: Batch, seed: int, packed: bool = False) -> None:
+    checker = Checker(spec, batch, variant.page_size, "cpu", seed, packed)
+    found = checker.check(make_launcher(variant, spec, INTERPRETER))
     assert found.passed, f"{variant.key()} on {batch}: {found.detail}"
 
 
-@given(BATCHES, SPECS, PAGES, UNIFIED, st.integers(0, 99))
+@given(BATCHES, SPECS, PAGES, UNIFIED, st.integers(0, 99), st.booleans())
 @interpreted
-def test_unified_is_right(batch: Batch, spec: AttentionSpec, page_size: int, values: dict[str, int], seed: int):
+def test_unified_is_right(
+    batch: Batch, spec: AttentionSpec, page_size: int, values: dict[str, int], seed: int, packed: bool
+):
     variant = Variant.of("unified", page_size, values)
     assume(why_invalid(variant, spec, INTERPRETER) is None)
-    check(variant, spec, batch, seed)
+    check(variant, spec, batch, seed, packed)
 
 
-@given(BATCHES, SPECS, PAGES, FUSED, st.integers(0, 99))
+@given(BATCHES, SPECS, PAGES, FUSED, st.integers(0, 99), st.booleans())
 @interpreted
-def test_fused_is_right(batch: Batch, spec: AttentionSpec, page_size: int, values: dict[str, int | str], seed: int):
+def test_fused_is_right(
+    batch: Batch, spec: AttentionSpec, page_size: int, values: dict[str, int | str], seed: int, packed: bool
+):
     variant = Variant.of("fused", page_size, values)
     assume(why_invalid(variant, spec, INTERPRETER) is None)
-    check(variant, spec, batch, seed)
+    check(variant, spec, batch, seed, packed)
 
 
 @pytest.mark.parametrize("template", ["unified", "fused"])
@@ -137,7 +142,7 @@ def test_on_a_gpu(layer: tuple[int, int, int, str], page_size: int):
     gpu = present_gpu()
     assert gpu is not None
     spec, batch = AttentionSpec(*layer), Batch.parse("1x512@3000,7x1@2047,1x1@20000,3x6@700,1x100@0")
-    checker = Checker(spec, batch, page_size, "cuda")
+    checker = Checker(spec, batch, page_size, "cuda", packed=page_size == 128)
     shared = {"num_warps": 4, "num_stages": 2, "order": "heads", "long_weight": 2}
     variants = [
         default_variant(spec, batch, page_size),

@@ -18,7 +18,7 @@ from attention_tuner.kernel_templates.inputs import (
 )
 from attention_tuner.kernel_templates.launch import Tensors
 from attention_tuner.kernel_templates.reference import gather
-from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.spec import MAX_SCALE, MIN_SCALE, AttentionSpec
 
 SPEC = AttentionSpec(4, 2, 64)
 BATCH = Batch.parse("1x12@200,2x1@95,1x3@0")
@@ -89,7 +89,9 @@ def test_without_needles_no_key_stands_out() -> None:
     assert probabilities(tensors, SPEC, BATCH, 0).abs().max() < NEEDLE_SCORE / 2
 
 
-@pytest.mark.parametrize("spec", [SPEC, AttentionSpec(7, 1, 128, "float16"), AttentionSpec(4, 4, 256, scale=0.3)])
+@pytest.mark.parametrize("spec", [SPEC, AttentionSpec(7, 1, 128, "float16"), AttentionSpec(4, 4, 256, scale=0.3),
+                                  AttentionSpec(4, 2, 64, "float16", scale=MIN_SCALE),
+                                  AttentionSpec(4, 2, 256, "float16", scale=MAX_SCALE)])
 def test_a_query_attends_to_its_needles_alone_and_equally(spec: AttentionSpec) -> None:
     tensors = make_tensors(spec, BATCH, 16, "cpu", seed=0)
     scores = probabilities(tensors, spec, BATCH, 0)

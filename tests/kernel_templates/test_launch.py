@@ -4,7 +4,7 @@ from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.launch import make_launcher, query_start_locs
+from attention_tuner.kernel_templates.launch import Launcher, make_launcher, query_start_locs
 from attention_tuner.kernel_templates.spec import AttentionSpec
 
 SPEC, BATCH = AttentionSpec(4, 2, 64), Batch.parse("1x16@32,2x1@40")
@@ -23,3 +23,21 @@ def test_an_invalid_variant_is_refused_with_its_reason():
 
 def test_query_tokens_start_one_sequence_after_the_other():
     assert query_start_locs(BATCH) == [0, 16, 17, 18]
+
+
+def test_what_is_padded_has_room_for_the_next_power_of_two():
+    launcher = make_launcher(default_variant(SPEC, BATCH, 16), SPEC, INTERPRETER)
+    sizes = (0, 1, 2, 3, 64, 65, 1000)
+    assert [launcher.capacity(size) for size in sizes] == list(sizes)
+    launcher.padded = True
+    assert [launcher.capacity(size) for size in sizes] == [0, 1, 2, 4, 64, 128, 1024]
+
+
+def test_a_launch_is_a_variants_own_where_its_template_knows_no_better():
+    class Plain(Launcher):
+        def plan(self, batch: Batch, device: object) -> None: ...
+
+        def run(self, tensors: object) -> None: ...
+
+    variant = default_variant(SPEC, Batch.parse("2x1@48"), 16)
+    assert Plain(variant, SPEC, INTERPRETER).launch_key() == variant.key()

@@ -2,8 +2,12 @@ import math
 
 import pytest
 
+from attention_tuner.kernel_templates.batch import Batch, Shape
 from attention_tuner.kernel_templates.errors import TunerError
-from attention_tuner.kernel_templates.outcome import Check, Regime, Timing
+from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.outcome import BestConfig, Check, Environment, Regime, Timing, Verdict
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.variant import Variant
 
 
 def test_a_regime_is_read_back_and_unknown_ones_are_refused():
@@ -18,6 +22,24 @@ def test_a_regime_is_read_back_and_unknown_ones_are_refused():
 def test_a_timing_holds_only_real_times(samples: tuple[float, ...]):
     with pytest.raises(TunerError):
         Timing(samples, Regime("graph"))
+
+
+@pytest.mark.parametrize("plan", [math.nan, math.inf, -0.001])
+def test_planning_takes_a_real_time(plan: float):
+    with pytest.raises(TunerError, match=f"at least 0, not {plan}"):
+        Timing((1.0,), Regime("graph"), plan)
+    assert Timing((1.0,), Regime("graph"), 0.0).plan_ms == 0
+
+
+@pytest.mark.parametrize(("batch", "message"), [("garbage", "cannot read 'garbage'"), ("9x1@9", "is of bucket 8-8-64")])
+def test_a_best_config_is_of_its_batch(batch: str, message: str):
+    timing = Timing((1.0,), Regime("graph"))
+    spec = AttentionSpec(32, 8, 128)
+    environment = Environment("", "", "", "")
+    of = (TARGETS["sm_90"], Variant.of("fused", 16, {}), timing, timing, Verdict.FAST, True, environment)
+    BestConfig(Shape.of(spec, Batch.parse("1x1@9")), *of, batch="1x1@9", measured_at="")
+    with pytest.raises(TunerError, match=message):
+        BestConfig(Shape.of(spec, Batch.parse("1x1@9")), *of, batch=batch, measured_at="")
 
 
 def test_median_and_quartiles():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.errors import VariantError
+from attention_tuner.kernel_templates.errors import TunerError, VariantError
 from attention_tuner.kernel_templates.fused import FUSED
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.spec import AttentionSpec
@@ -52,7 +53,7 @@ UNIFIED_VALUES = {"block_m": 16, "block_n": 32, "num_segments": 1, "num_warps": 
         ("unified", 16, {"waves": 1}, "dimensions are not the template's"),
         ("unified", 16, {"block_m": 24}, "not among the template's choices"),
         ("unified", 40, {}, "multiple of 16"),
-        ("unified", 16, {"block_m": 128, "num_warps": 2}, "registers"),
+        ("unified", 16, {"block_m": 128, "num_warps": 1}, "registers"),
         ("unified", 16, {}, None),
     ],
 )
@@ -106,14 +107,52 @@ print("toy passed" if check.passed else check.detail)
 """
 
 
-def test_another_package_adds_a_template_in_one_module(tmp_path: Path):
-    (tmp_path / "toy_template.py").write_text(TOY)
-    info = tmp_path / "toy_template-1.0.dist-info"
+def install(folder: Path, name: str, module: str, points: str) -> None:
+    """A package of one module, with these entry points."""
+    (folder / f"{name}.py").write_text(module)
+    info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-template\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[attention_tuner.templates]\ntoy = toy_template:TOY\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[attention_tuner.templates]\n{points}\n")
+
+
+def test_another_package_adds_a_template_in_one_module(tmp_path: Path):
+    install(tmp_path, "toy_template", TOY, "toy = toy_template:TOY")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     environment = os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", USE_TOY]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "toy passed\n", done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a test may install a package called `plugin`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    templates.cache_clear()
+    yield tmp_path
+    templates.cache_clear()
+    sys.modules.pop("plugin", None)
+
+
+@pytest.mark.parametrize(("module", "reason"), [
+    ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ("raise RuntimeError('no GPU')", "RuntimeError: no GPU"),
+    ("def :", "SyntaxError"),
+    ("OTHER = 1", "AttributeError"),
+    ("TOY = 1", "it is no Template"),
+])
+def test_a_broken_template_is_set_aside_by_name(folder: Path, module: str, reason: str):
+    install(folder, "plugin", module, "broken = plugin:TOY")
+    with pytest.warns(UserWarning, match=rf"'broken' \(plugin:TOY\) .* set aside: {reason}") as caught:
+        found = list(templates())
+    assert found == ["unified", "fused"]
+    assert why_invalid(Variant.of("broken", 16, {}), SPEC, GPU) == "its template is not installed"
+    assert len(caught) == 1
+
+
+def test_two_templates_of_one_name_are_refused(folder: Path):
+    twin = "from attention_tuner.kernel_templates.template import Template\nTWIN = Template('fused', 'm:C', ())"
+    install(folder, "plugin", twin, "twin = plugin:TWIN")
+    with pytest.raises(TunerError, match="two installed templates are called 'fused'"):
+        templates()

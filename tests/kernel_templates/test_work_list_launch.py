@@ -1,9 +1,11 @@
+from typing import Any
+
 import pytest
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.launch import make_launcher
+from attention_tuner.kernel_templates.launch import Launcher, make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.check import Checker
@@ -29,11 +31,59 @@ def test_a_launcher_planned_for_one_batch_serves_another_after_planning_again():
         assert Checker(SPEC, Batch.parse(text), 16, "cpu").check(launcher).passed
 
 
+SPLIT = Variant.of("unified", 16, VALUES | {"num_segments": 4})
+GRID_BY_HEADS = VALUES | {"decode_block_m": 16, "decode_block_n": 16, "kv_load": "pointer", "order": "heads",
+                          "waves": 8, "long_weight": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", [SPLIT, Variant.of("fused", 16, GRID_BY_HEADS)])
+def test_padding_launches_a_power_of_two_and_changes_no_result(variant: Variant):
+    checker = Checker(SPEC, Batch.parse("1x12@5,2x1@70"), 16, "cpu")
+    outputs: list[torch.Tensor] = []
+    programs: list[list[int]] = []
+    for padded in (False, True):
+        launcher = make_launcher(variant, SPEC, INTERPRETER)
+        launcher.padded = padded
+        grids = launched_grids(launcher)
+        assert checker.check(launcher).passed
+        outputs.append(checker.tensors.out.clone())
+        programs.append([max(grid) for grid in grids])
+    assert torch.equal(*outputs)
+    exact, rounded_up = programs
+    assert len(exact) == 2  # the attention kernel and the reduction
+    assert rounded_up == list(map(launcher.capacity, exact)) != exact
+
+
+def test_a_captured_grid_serves_another_batch_of_its_size():
+    launcher = make_launcher(SPLIT, SPEC, INTERPRETER)
+    launcher.padded = True
+    grids = launched_grids(launcher)
+    large, small = (Checker(SPEC, Batch.parse(text), 16, "cpu") for text in ("3x1@70", "2x1@50,1x4@3"))
+    assert large.check(launcher).passed
+    places = [tensor.data_ptr() for tensor in (launcher._items, launcher._entries, launcher._counts)]  # pyright: ignore
+    partial = [tensor.data_ptr() for tensor in launcher.workspaces()]
+    assert small.check(launcher).passed
+    assert grids[:2] == grids[2:]
+    assert places == [t.data_ptr() for t in (launcher._items, launcher._entries, launcher._counts)]  # pyright: ignore
+    assert partial == [tensor.data_ptr() for tensor in launcher.workspaces()]
+
+
+def launched_grids(launcher: Launcher) -> list[tuple[int, ...]]:
+    """The grids of all launches from now on."""
+    grids: list[tuple[int, ...]] = []
+    start = launcher.start
+
+    def note(kernel: Any, grid: tuple[int, ...], *rest: Any) -> None:
+        grids.append(grid)
+        start(kernel, grid, *rest)
+
+    launcher.start = note
+    return grids
+
+
 @pytest.mark.parametrize("order", ["items", "heads"])
 def test_programs_past_the_list_do_nothing(order: str):
-    values = VALUES | {"decode_block_m": 16, "decode_block_n": 16, "kv_load": "pointer", "order": order, "waves": 8,
-                       "long_weight": 1}  # fmt: skip
-    launcher = make_launcher(Variant.of("fused", 16, values), SPEC, INTERPRETER)
+    launcher = make_launcher(Variant.of("fused", 16, GRID_BY_HEADS | {"order": order}), SPEC, INTERPRETER)
     batch = Batch.parse("1x12@5,1x1@70")
     checker = Checker(SPEC, batch, 16, "cpu")
     launcher.plan(batch, "cpu")
@@ -43,3 +93,29 @@ def test_programs_past_the_list_do_nothing(order: str):
     checker.tensors.out.fill_(torch.nan)
     launcher.run(checker.tensors)
     assert checker.judge(checker.tensors.out).passed
+
+
+def launch_key(variant: Variant, batch: str = "1x12@5,2x1@70", padded: bool = False) -> str:
+    launcher = make_launcher(variant, SPEC, INTERPRETER)
+    launcher.padded = padded
+    launcher.plan(Batch.parse(batch), "cpu")
+    return launcher.launch_key()
+
+
+def test_launches_of_one_work_list_have_one_key():
+    whole, more = SPLIT.replace(num_segments=32), SPLIT.replace(num_segments=64)
+    # Both cut every sequence at each of its key tiles.
+    assert launch_key(whole) == launch_key(more) == launch_key(whole.replace(num_warps=8))
+    assert len({launch_key(whole), launch_key(SPLIT), launch_key(whole, "1x12@5,2x1@71")}) == 3
+    assert launch_key(SPLIT) != launch_key(SPLIT, padded=True)
+
+
+def test_the_key_is_of_what_was_planned_last_and_not_of_what_was_there_before():
+    launcher = make_launcher(SPLIT, SPEC, INTERPRETER)
+    launcher.padded = True
+    launcher.plan(Batch.parse("3x1@100"), "cpu")
+    before = launcher.launch_key()
+    launcher.plan(Batch.parse("2x1@90"), "cpu")
+    assert launcher.launch_key() != before
+    launcher.plan(Batch.parse("3x1@100"), "cpu")
+    assert launcher.launch_key() == before
