@@ -19,9 +19,14 @@ if TYPE_CHECKING:
     from .kernel_templates.batch import Shape as Shape
     from .kernel_templates.errors import TunerError as TunerError
     from .kernel_templates.gpu import Gpu as Gpu
+    from .kernel_templates.launch import Tensors as Tensors
+    from .kernel_templates.launch import make_launcher as make_launcher
     from .kernel_templates.outcome import BestConfig as BestConfig
     from .kernel_templates.spec import AttentionSpec as AttentionSpec
     from .kernel_templates.variant import Variant as Variant
+    from .tuner.run import Executor as Executor
+    from .tuner.run import Settings as Settings
+    from .tuner.task import Task as Task
     from .tuner.tune import tune as tune
 
     __version__: str
@@ -32,13 +37,18 @@ __all__ = [
     "BatchBucket",
     "BestConfig",
     "ConfigTable",
+    "Executor",
     "Gpu",
+    "Settings",
     "Shape",
     "Store",
+    "Task",
+    "Tensors",
     "TunerError",
     "Variant",
     "__version__",
     "lookup",
+    "make_launcher",
     "tune",
 ]
 
@@ -48,12 +58,17 @@ _HOMES = {
     "BatchBucket": ".kernel_templates.batch",
     "BestConfig": ".kernel_templates.outcome",
     "ConfigTable": ".db.table",
+    "Executor": ".tuner.run",
     "Gpu": ".kernel_templates.gpu",
+    "Settings": ".tuner.run",
     "Shape": ".kernel_templates.batch",
     "Store": ".db.store",
+    "Task": ".tuner.task",
+    "Tensors": ".kernel_templates.launch",
     "TunerError": ".kernel_templates.errors",
     "Variant": ".kernel_templates.variant",
     "lookup": ".db.lookup",
+    "make_launcher": ".kernel_templates.launch",
     "tune": ".tuner.tune",
 }
 

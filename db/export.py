@@ -5,24 +5,45 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import asdict
+import reprlib
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TextIO, cast
 
 from ..kernel_templates.batch import BatchBucket, Shape
-from ..kernel_templates.errors import StoreError, TunerError
+from ..kernel_templates.errors import StoreError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment, Regime, Timing, Verdict
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
-
-T = TypeVar("T")
+from .fields import Field
 
 SCHEMA_VERSION = 1
 """The version of the format that is written and read."""
 
 _EXPECTED = f"expected a file that `attention-tuner export` wrote, of schema version {SCHEMA_VERSION}"
+
+# From a picosecond to some eleven days: a ratio of two such times is a number as well.
+_TIMES_MS = (1e-9, 1e9)
+
+_BUCKET = tuple(field.name for field in fields(BatchBucket))
+
+_CONFIG = ("spec", "bucket", "batch", "page_size", "variant", "time", "default_time", "speedup", "verdict",
+           "full_check", "measured_at")  # fmt: skip
+
+_SPEC: dict[str, Callable[[Field], object]] = {
+    "num_q_heads": lambda field: field.whole(least=1),
+    "num_kv_heads": lambda field: field.whole(least=1),
+    "head_dim": lambda field: field.whole(least=1),
+    "dtype": Field.text,
+    "kv_dtype": Field.text,
+    "sliding_window": lambda field: field.optional(Field.whole),
+    "logits_soft_cap": lambda field: field.optional(Field.number),
+    "has_sinks": Field.flag,
+    "has_alibi": Field.flag,
+    "scale": lambda field: field.optional(Field.number),
+}
 
 
 def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | TextIO) -> None:
@@ -48,19 +69,22 @@ def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | 
 
 
 def import_json(path: str | os.PathLike[str]) -> list[BestConfig]:
-    """The configs in the file that `export_json` wrote. Raises `StoreError` for any other file."""
+    """The configs in the file that `export_json` wrote.
+
+    Raises `StoreError` for any other file, naming the first value that cannot be used and where it stands.
+    """
     name = str(path)
     document = _load(path)
     version = document.get("schema_version")
     if version is None:
         raise StoreError(f"{name!r} is no export of tuned configs; {_EXPECTED}")
-    if version != SCHEMA_VERSION:
-        raise StoreError(f"{name!r} has schema version {version!r}; {_EXPECTED}")
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise StoreError(f"{name!r} has schema version {reprlib.repr(version)}; {_EXPECTED}")
     try:
-        return [config for group in document["groups"] for config in _group_from_json(group)]
-    except (KeyError, TypeError, ValueError, AttributeError, TunerError) as error:
-        detail = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-        raise StoreError(f"{name!r} holds a config that cannot be read: {detail}; {_EXPECTED}") from error
+        groups = Field(document, "").members(("schema_version", "groups"))["groups"].items()
+        return [config for group in groups for config in _group_from_json(group)]
+    except StoreError as error:
+        raise StoreError(f"{name!r} cannot be imported: {error}") from error
 
 
 def _load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -100,42 +124,74 @@ def _timing_to_json(timing: Timing) -> dict[str, Any]:
     }
 
 
-def _group_from_json(group: dict[str, Any]) -> list[BestConfig]:
-    gpu = Gpu(**group["gpu"] | {"capability": tuple(_typed(part, int) for part in group["gpu"]["capability"])})
-    environment = Environment(**{name: _typed(text, str) for name, text in group["environment"].items()})
-    return [_config_from_json(entry, gpu, environment) for entry in group["configs"]]
+def _group_from_json(group: Field) -> list[BestConfig]:
+    members = group.members(("gpu", "environment", "configs"))
+    gpu = _gpu_from_json(members["gpu"])
+    texts = members["environment"].members(field.name for field in fields(Environment))
+    environment = Environment(**{name: text.text() for name, text in texts.items()})
+    return [_config_from_json(entry, gpu, environment) for entry in members["configs"].items()]
 
 
-def _config_from_json(entry: dict[str, Any], gpu: Gpu, environment: Environment) -> BestConfig:
-    # Through the keys, which tell 32 from 32.0 and "32".
-    spec = AttentionSpec.parse(AttentionSpec(**entry["spec"]).key())
-    bucket = BatchBucket.parse(BatchBucket(**entry["bucket"]).key())
-    variant = Variant.parse(entry["variant"]["key"])
-    if variant != Variant.of(entry["variant"]["template"], entry["page_size"], entry["variant"]["values"]):
-        raise ValueError(f"the values beside the key {variant.key()!r} are not those of the key")
-    return BestConfig(
-        shape=Shape(spec, bucket),
-        gpu=gpu,
-        variant=variant,
-        timing=_timing_from_json(entry["time"]),
-        default_timing=_timing_from_json(entry["default_time"]),
-        verdict=Verdict(entry["verdict"]),
-        full_check=_typed(entry["full_check"], bool),
-        environment=environment,
-        batch=_typed(entry["batch"], str),
-        measured_at=_typed(entry["measured_at"], str),
-    )
+def _gpu_from_json(entry: Field) -> Gpu:
+    parts = entry.members(field.name for field in fields(Gpu))
+    capability = parts["capability"].items()
+    if len(capability) != 2:
+        parts["capability"].refuse("a list of two numbers, such as [9, 0]")
+    major, minor = (part.whole() for part in capability)
+    sizes = {name: parts[name].whole() for name in ("num_sms", "shared_memory_bytes", "l2_bytes")}
+    name, driver = parts["name"].text(), parts["driver"].text()
+    return entry.made(lambda: Gpu(name, (major, minor), **sizes, driver=driver))
 
 
-def _timing_from_json(entry: dict[str, Any]) -> Timing:
+def _config_from_json(entry: Field, gpu: Gpu, environment: Environment) -> BestConfig:
+    parts = entry.members(_CONFIG)
+    bucket = {name: size.whole() for name, size in parts["bucket"].members(_BUCKET).items()}
+    verdicts = {verdict.value: verdict for verdict in Verdict}
+    # What is derived from the rest is for people, but it is a number.
+    parts["speedup"].number()
+    config: dict[str, Any] = {
+        "gpu": gpu,
+        "environment": environment,
+        "shape": Shape(_spec_from_json(parts["spec"]), BatchBucket(**bucket)),
+        "variant": _variant_from_json(parts["variant"], parts["page_size"].whole(least=1)),
+        "timing": _timing_from_json(parts["time"]),
+        "default_timing": _timing_from_json(parts["default_time"]),
+        "verdict": verdicts.get(parts["verdict"].text()) or parts["verdict"].refuse(f"one of {', '.join(verdicts)}"),
+        "full_check": parts["full_check"].flag(),
+        "batch": parts["batch"].text(),
+        "measured_at": parts["measured_at"].moment(),
+    }
+    return parts["batch"].made(lambda: BestConfig(**config))
+
+
+def _spec_from_json(entry: Field) -> AttentionSpec:
+    required = [field.name for field in fields(AttentionSpec) if field.default is MISSING]
+    parts = entry.members(required, _SPEC)
+    values: dict[str, Any] = {name: _SPEC[name](part) for name, part in parts.items()}
+    return entry.made(lambda: AttentionSpec(**values))
+
+
+def _variant_from_json(entry: Field, page_size: int) -> Variant:
+    parts = entry.members(("key", "template", "values"))
+    template, key = parts["template"].text(), parts["key"].text()
+    values = {name: value.text() if isinstance(value.value, str) else value.whole()
+              for name, value in parts["values"].mapping().items()}
+    variant = entry.made(lambda: Variant.of(template, page_size, values))
+    if parts["key"].made(lambda: Variant.parse(key)) != variant:
+        raise StoreError(f"{entry.place!r} cannot be used: the values and page size beside the key {key!r} are not "
+                         "those of the key")
+    return variant
+
+
+def _timing_from_json(entry: Field) -> Timing:
     """The timing, from its samples: the median beside them is for people."""
-    return Timing(tuple(map(float, entry["samples_ms"])), Regime(**entry["regime"]), float(entry["plan_ms"]))
-
-
-def _typed(value: object, kind: type[T]) -> T:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
-    return value
+    parts = entry.members(("median_ms", "samples_ms", "plan_ms", "regime"))
+    parts["median_ms"].number()
+    samples = tuple(sample.number(*_TIMES_MS) for sample in parts["samples_ms"].items())
+    plan = parts["plan_ms"].number(most=_TIMES_MS[1])
+    names = {name: text.text() for name, text in parts["regime"].members(("capture", "l2", "load")).items()}
+    regime = parts["regime"].made(lambda: Regime(**names))
+    return parts["samples_ms"].made(lambda: Timing(samples, regime, plan))
 
 
 def _replace(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect
@@ -12,6 +13,9 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 # Not Alembic's usual name: this table tells our databases from another program's.
 VERSION_TABLE = "attention_tuner_version"
+
+# Alembic keeps what it is migrating in the module that migrations import: one at a time in each process.
+_ALEMBIC = threading.Lock()
 
 
 def upgrade(connection: Connection, name: str) -> None:
@@ -27,7 +31,8 @@ def upgrade(connection: Connection, name: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes.update(connection=connection, version_table=VERSION_TABLE)
-    command.upgrade(config, "head")
+    with _ALEMBIC:
+        command.upgrade(config, "head")
 
 
 def require_current(connection: Connection, name: str) -> None:

@@ -26,7 +26,7 @@ from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import templates
 from ..kernel_templates.variant import Variant
 from . import migrate
-from .engine import WRITES, make_engine, sqlite_path, translated
+from .engine import WRITES, make_engine, shown_name, sqlite_path, translated
 from .models import UNREADABLE, BestRow, RunRow, TrialRow
 from .records import EnvironmentOf, Setting, TrialRecord, utc_now
 
@@ -37,7 +37,7 @@ PATH_VARIABLE = "ATTENTION_TUNER_DB"
 
 # The parts of an environment, in the order in which they are named as the reason why a trial cannot be reused.
 _OUTDATED = {
-    "kernel_hash": "the kernel's source has changed",
+    "kernel_hash": "measured with another kernel source",
     "triton": "measured with another triton",
     "torch": "measured with another torch",
     "driver": "measured with another driver",
@@ -79,7 +79,7 @@ class Store:
         if path is not None:
             _require_place(path, create)
         engine = make_engine(where, read_only=not create, timeout_s=timeout_s)
-        store = cls(engine, str(path or engine.url))
+        store = cls(engine, str(path or shown_name(where)))
         try:
             store._prepare(create)
         except BaseException:
@@ -105,6 +105,12 @@ class Store:
             session.add(row)
             session.flush()
             return row.id
+
+    def finish_run(self, run_id: int, notes: Mapping[str, object]) -> None:
+        """Add what is known of a run at its end, that JSON can hold, to its settings."""
+        with self._writing() as session:
+            row = session.get_one(RunRow, run_id)
+            row.settings = json.dumps({**json.loads(row.settings), **notes})
 
     def add_trial(self, record: TrialRecord) -> None:
         """Keep a finished trial."""
@@ -168,7 +174,7 @@ class Store:
         @functools.cache
         def why(template: str, measured: Environment) -> str | None:
             if template not in templates():
-                return "its template is not installed"
+                return "of a template that is not installed"
             present = environment_of(template, setting.gpu)
             return next((reason for part, reason in _OUTDATED.items()
                          if getattr(present, part) != getattr(measured, part)), None)

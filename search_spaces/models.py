@@ -46,13 +46,15 @@ def model_specs(name_or_path: str, tp: int = 1, dtype: str | None = None) -> tup
     """The distinct attention layers of a model, on each of `tp` GPUs, in the order in which they first occur.
 
     `name_or_path` is a preset, a `config.json` or the folder of one; `dtype` replaces the model's own. Raises
-    `ModelError` for a model that is unknown or lacks a field, and `SpecError` for one that needs a feature that is not
-    supported or whose heads cannot be divided among `tp` GPUs; both name the model.
+    `ModelError` for a model that is unknown, lacks a field or has no attention layer, and `SpecError` for one that
+    needs a feature that is not supported or whose heads cannot be divided among `tp` GPUs; both name the model.
     """
     config = load_config(name_or_path)
     try:
         _refuse_other_kinds(config)
         sliding = dict.fromkeys(_sliding_layers(config))
+        if not sliding:
+            raise ModelError("it has no attention layer: all its layers keep a state of fixed size")
         return tuple(dict.fromkeys(_spec(config, slides, tp, dtype) for slides in sliding))
     except InputError as error:
         raise type(error)(f"model {name_or_path!r}: {error}") from error

@@ -10,15 +10,10 @@ from typing import Any, cast
 
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import BatchError, ModelError
-from .files import find, read_object, shipped
+from .files import find, read_object
 
 # What is tuned without a GPU: each takes the interpreter well under a second a launch.
 INTERPRETER_BATCHES = ("1x16@32,2x1@40", "2x1@48", "1x4@44")
-
-
-def suite_names() -> tuple[str, ...]:
-    """The suites that are known by name, sorted."""
-    return tuple(shipped("suites"))
 
 
 def suite(name_or_path: str) -> tuple[Batch, ...]:

@@ -19,13 +19,18 @@ PUBLIC = [
     "BatchBucket",
     "BestConfig",
     "ConfigTable",
+    "Executor",
     "Gpu",
+    "Settings",
     "Shape",
     "Store",
+    "Task",
+    "Tensors",
     "TunerError",
     "Variant",
     "__version__",
     "lookup",
+    "make_launcher",
     "tune",
 ]
 

@@ -26,16 +26,22 @@ class Checker:
     """Inputs for one batch of one layer, what is right for them, and how far from it each row and head may be.
 
     The error of a row and head is the Euclidean norm over head_dim of its difference from the oracle, which is eager
-    attention in float64, or in float32 for large batches.
+    attention in float64, or in float32 for large batches. With `packed`, K and V are views of one tensor.
     """
 
     def __init__(
-        self, spec: AttentionSpec, batch: Batch, page_size: int, device: torch.device | str, seed: int = 0
+        self,
+        spec: AttentionSpec,
+        batch: Batch,
+        page_size: int,
+        device: torch.device | str,
+        seed: int = 0,
+        packed: bool = False,
     ) -> None:
         self.spec = spec
         self.batch = batch
         self.device = torch.device(device)
-        self.tensors = make_tensors(spec, batch, page_size, device, seed)
+        self.tensors = make_tensors(spec, batch, page_size, device, seed, packed)
         _, flops = minimum_traffic(spec, batch)
         self.oracle_dtype = torch.float64 if flops <= FLOAT64_FLOPS else torch.float32
         self.oracle, _ = paged_attention(self.tensors, batch, spec, self.oracle_dtype)

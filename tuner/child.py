@@ -72,6 +72,14 @@ class Context:
             self._key = key
         return cast(T, self._kept)
 
+    def forget(self) -> None:
+        """Free what is kept."""
+        self._key = self._kept = None
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:

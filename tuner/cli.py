@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = get_command(app).main(
                 args=None if arguments is None else list(arguments), prog_name=PROGRAM, standalone_mode=False)
         except typer.TyperException as error:
-            return _fail(f"{error.format_message()} (see {PROGRAM} --help)", USAGE)
+            context = getattr(error, "ctx", None)
+            command = PROGRAM if context is None else context.command_path
+            return _fail(f"{error.format_message()} (see {command} --help)", USAGE)
         except TunerError as error:
             return _fail(str(error), error.exit_status)
         except OSError as error:

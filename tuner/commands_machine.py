@@ -37,8 +37,8 @@ def doctor(
     rates = None
     if measure and machine.gpu is None:
         report.note("nothing is measured: there is no GPU whose rates could be")
-    elif measure:
-        with Worker(interpret=False) as worker:
+    elif measure and machine.gpu is not None:
+        with Worker.on(machine.gpu) as worker:
             rates = worker.run(RatesJob(), MEASURE_LIMIT_S)
     if json:
         report.print_json({

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,13 +19,18 @@ from . import options, request
 from .task import Task
 
 if TYPE_CHECKING:
+    from .card import CardProcess
     from .jobs import Rates
-    from .run import Executor, Reason, Settings, TaskResult
+    from .run import Executor, Reason, Runner, Settings, TaskResult
 
 TRIALS_WITHOUT_GPU = 12
 SECONDS_WITHOUT_GPU = 120.0
 TRIALS = 30
 RATES_LIMIT_S = 120.0
+# Of the time for a run, what measuring the rates, ending the processes and writing the result take, and at most this
+# share of it.
+ENDING_S = 2.0
+ENDING_SHARE = 0.1
 
 
 def tune(
@@ -42,6 +50,8 @@ def tune(
         show_default=f"no limit, without a GPU {SECONDS_WITHOUT_GPU:g}")] = None,
     seed: options.Seed = 0,
     sampler: Annotated[str, typer.Option(metavar="NAME", help="Which of Optuna's: tpe, random, gp or qmc.")] = "tpe",
+    warm: options.Warm = False,
+    eager: options.Eager = False,
     db: options.Database = None,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Only say what would be tried, and how long it would take.")] = False,
@@ -59,6 +69,7 @@ def tune(
     """
     from .run import Settings
 
+    begun = time.monotonic()
     specs = request.layers(model, tp, dtype, spec)
     pages = request.page_sizes(page_size or ())
     named = request.batches(batch or (), suite)
@@ -70,11 +81,12 @@ def tune(
         seconds=seconds or (SECONDS_WITHOUT_GPU if on.is_interpreter else None),
         seed=seed,
         sampler=sampler,
+        regime=request.regime(warm, eager),
     )
     if dry_run:
         _forecast(tasks, on, settings, json)
         return
-    _tune(tasks, on, settings, db, json)
+    _tune(tasks, on, settings, Request(db, json, begun))
 
 
 def _forecast(tasks: Sequence[Task], gpu: Gpu, settings: Settings, as_json: bool) -> None:
@@ -96,68 +108,112 @@ def _forecast(tasks: Sequence[Task], gpu: Gpu, settings: Settings, as_json: bool
     report.print_forecasts(gpu, forecasts, processes)
 
 
-def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, db: str | None, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How a search was asked for: its database, the form of its result, and when, by `time.monotonic`."""
+
+    db: str | None
+    as_json: bool
+    begun: float
+
+
+def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -> None:
     from ..db import Store, default_path
+    from ..db.engine import shown_name
     from . import documents, report
-    from .tune import refuse_long
+    from .tune import refuse_large, refuse_long
     from .tune import tune as search
 
+    # Before the database is opened, which may make it.
     if gpu.is_interpreter:
-        # Before the database is opened, which may make it.
         refuse_long(tasks, settings)
-    with Store.open(default_path() if db is None else db) as store:
+    else:
+        refuse_large(tasks)
+    with Store.open(default_path() if asked.db is None else asked.db) as store:
         name = store.name
-        with contextlib.closing(_executor(gpu)) as executor, report.TuneProgress(gpu) as listener:
-            results = search(tasks, gpu, store, settings, executor, listener)
-    if all(result.best is None for result in results):
-        raise NothingValidError(f"no variant was right and timed on {gpu.name}: {_reasons(results)}")
-    rates = None if gpu.is_interpreter else _rates()
-    if as_json:
+        with contextlib.closing(_executor(gpu)) as executor:
+            foreign = _foreign(executor.uuid)
+            ending_s = min(ENDING_S, ENDING_SHARE * (settings.seconds or math.inf))
+            executor = replace(executor, aside_s=time.monotonic() - asked.begun + ending_s)
+            with report.TuneProgress(gpu) as listener:
+                results = search(tasks, gpu, store, settings, executor, listener)
+            if all(result.best is None for result in results):
+                raise NothingValidError(_why_nothing(gpu, settings, results))
+            deadline = asked.begun + (settings.seconds or math.inf)
+            rates = None if executor.racer is None else _rates(executor.racer, deadline)
+    if asked.as_json:
         report.print_json({
             "gpu": gpu.name,
             "database": name,
             "settings": settings.as_json(),
+            "foreign_processes": [asdict(process) for process in foreign],
             "rates": rates and asdict(rates),
             "results": [documents.result_document(result, rates) for result in results],
         })
         return
     report.print_results(gpu, results, rates)
     best = next(result.task for result in results if result.best is not None)
+    where = f" --db {shown_name(asked.db)}" if asked.db else ""
     report.say(f"stored in {name}; look it up with: attention-tuner lookup --spec {best.spec.key()} "
-               f"--batch {best.batch} --page-size {best.page_size}" + (f" --db {db}" if db else ""))
+               f"--batch {best.batch} --page-size {best.page_size}{where}")
 
 
 def _executor(gpu: Gpu) -> Executor:
     """The processes that a run needs, none of them started yet."""
     from .cache import prune, triton_cache
-    from .compile import CompilePool
+    from .compile import COMPILER, CompilePool
     from .run import Executor
     from .worker import Worker
 
+    worker = Worker.on(gpu)
     if gpu.is_interpreter:
-        return Executor(Worker(interpret=True))
+        # Its times are no GPU's, and a second process would only take time from the search.
+        return Executor(worker)
     prune(triton_cache())
-    return Executor(Worker(interpret=False), CompilePool())
+    return Executor(worker, CompilePool(preload=(COMPILER,)), uuid=worker.uuid, racer=Worker.on(gpu))
 
 
-def _rates() -> Rates | None:
-    """What this machine's GPU can do at most, None where that cannot be measured now."""
+def _foreign(uuid: str | None) -> list[CardProcess]:
+    """What others run on the card, which is told of; asked before a worker starts, which might seem another's too."""
+    from . import report
+    from .card import foreign_processes, foreign_sentence
+
+    found = [] if uuid is None else foreign_processes(uuid, {os.getpid()})
+    if found:
+        report.note(foreign_sentence(found))
+    return found
+
+
+def _rates(runner: Runner, deadline: float) -> Rates | None:
+    """What this machine's GPU can do at most, None where that cannot be measured by `deadline`."""
     from . import report
     from .jobs import RatesJob
-    from .worker import Worker
 
     try:
-        with Worker(interpret=False) as worker:
-            return worker.run(RatesJob(), RATES_LIMIT_S)
+        if runner.ready(deadline - time.monotonic()):
+            return runner.submit(RatesJob(), RATES_LIMIT_S, deadline).result()
+        reason = "there was no time left"
     except JobError as error:
-        report.note(f"the GPU's rates could not be measured, so no share of the floor is shown: {error}")
-        return None
+        reason = str(error)
+    report.note(f"the GPU's rates could not be measured, so no share of the floor is shown: {reason}")
+    return None
+
+
+def _why_nothing(gpu: Gpu, settings: Settings, results: Sequence[TaskResult]) -> str:
+    from .forecast import fewest_seconds
+
+    if settings.seconds is None or any(result.outcomes for result in results):
+        return f"no variant was right and timed on {gpu.name}: {_reasons(results)}"
+    # The estimate may be what was too low.
+    needed = max(fewest_seconds([result.task for result in results], gpu, settings.trials), 2 * settings.seconds)
+    return (f"the time ran out before any variant was finished on {gpu.name}: {settings.seconds:g} s were given, and "
+            f"{len(results)} searches need about {math.ceil(needed)} s")
 
 
 def _reasons(results: Sequence[TaskResult]) -> str:
     counts: Counter[Reason] = Counter()
     for result in results:
         counts += result.reasons
-    told = (f"{count} {outcome}{f' at {stage}' if stage else ''} because {reason}"
+    told = (f"{count} {outcome}{f' at {stage}' if stage else ''}{'' if outcome == 'wrong' else f' because {reason}'}"
             for (outcome, stage, reason), count in counts.most_common())
     return "; ".join(told) or "no trial could be made"

@@ -8,16 +8,20 @@ from typing import Annotated
 import typer
 
 from ..kernel_templates.batch import BatchBucket
-from ..kernel_templates.errors import InputError, NothingValidError
+from ..kernel_templates.errors import InputError, NothingValidError, VariantError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import Failed, Timed, Wrong
 from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.template import why_invalid
 from ..kernel_templates.variant import Variant
 from . import options, request
+from .jobs import MeasureJob
 from .task import Task
 
 # A variant that hangs is given up after this time; through the interpreter, one that is too large.
 LIMIT_S = 300.0
+# Of a space of a hundred thousand variants, what generate prints where nothing else is asked.
+PRINTED = 20
 STORED_FROM = ("exact", "bucket")
 
 
@@ -32,7 +36,8 @@ def generate(
     gpu: options.GpuName = None,
     limit: Annotated[int | None, typer.Option(
         parser=options.whole_number, metavar="NUMBER", help="Variants to print for each shape.",
-        show_default="all")] = None,
+        show_default=str(PRINTED))] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Print all variants.")] = False,
     json: options.Json = False,
 ) -> None:
     """List the valid variants for a batch.
@@ -46,6 +51,9 @@ def generate(
     from ..search_spaces.space import survey
     from . import documents, report
 
+    if everything and limit is not None:
+        raise InputError(f"--all and --limit {limit} exclude each other; give one of them")
+    most = None if everything else limit or PRINTED
     specs = request.layers(model, tp, dtype, spec)
     pages = request.page_sizes(page_size or ())
     named = request.batches(batch or (), suite)
@@ -60,10 +68,10 @@ def generate(
     if json:
         report.print_json({
             "gpu": on.name,
-            "shapes": [documents.survey_document(task, found, limit) for task, found in surveys.items()],
+            "shapes": [documents.survey_document(task, found, most) for task, found in surveys.items()],
         })
         return
-    report.print_surveys(on, surveys, limit)
+    report.print_surveys(on, surveys, most)
 
 
 def check(
@@ -90,7 +98,7 @@ def check(
 
     on, task = _one_task(request.layers(model, tp, dtype, spec), batch, page_size, gpu)
     chosen = _chosen(variant, task, on)
-    outcome = _measure(task, chosen, on, samples=1, seed=seed)
+    outcome = _measure(MeasureJob(task, chosen, samples=1, seed=seed), on)
     report.print_outcome(task, on, outcome, timed=False, as_json=json)
     if not isinstance(outcome, Timed):
         raise typer.Exit(1)
@@ -107,6 +115,8 @@ def bench(
     stored: Annotated[bool, typer.Option("--stored", help="The best variant that is stored for the batch.")] = False,
     samples: Annotated[int, typer.Option(
         parser=options.whole_number, metavar="NUMBER", help="Samples to take.")] = 20,
+    warm: options.Warm = False,
+    eager: options.Eager = False,
     gpu: options.GpuName = None,
     seed: options.Seed = 0,
     db: options.Database = None,
@@ -127,7 +137,8 @@ def bench(
         raise InputError(f"--stored and --variant {variant!r} exclude each other; give one of them")
     on, task = _one_task(request.layers(model, tp, dtype, spec), batch, page_size, gpu)
     chosen = _stored(db, task, on) if stored else _chosen(variant, task, on)
-    outcome = _measure(task, chosen, on, samples, seed)
+    job = MeasureJob(task, chosen, samples, seed, request.regime(warm, eager))
+    outcome = _measure(job, on)
     report.print_outcome(task, on, outcome, timed=True, as_json=json)
     if not isinstance(outcome, Timed):
         raise typer.Exit(1)
@@ -151,7 +162,12 @@ def _chosen(key: str | None, task: Task, gpu: Gpu) -> Variant:
     from ..kernel_templates.default import default_variant
 
     if key is None:
-        return default_variant(task.spec, task.batch, task.page_size)
+        default = default_variant(task.spec, task.batch, task.page_size)
+        reason = why_invalid(default, task.spec, gpu)
+        if reason:
+            raise VariantError(f"the default variant {default.key()!r} cannot run layer {task.spec.key()!r} on "
+                               f"{gpu.name}: {reason}; name another with --variant")
+        return default
     return request.variant(key, task.spec, task.page_size, gpu)
 
 
@@ -169,15 +185,17 @@ def _stored(db: str | None, task: Task, gpu: Gpu) -> Variant:
     return answer.variant
 
 
-def _measure(task: Task, variant: Variant, gpu: Gpu, samples: int, seed: int) -> Timed | Wrong | Failed:
+def _measure(job: MeasureJob, gpu: Gpu) -> Timed | Wrong | Failed:
     from .forecast import interpreted_seconds
-    from .jobs import MeasureJob
+    from .tune import refuse_large
     from .worker import Worker
 
+    if not gpu.is_interpreter:
+        refuse_large([job.task])
     # One launch is checked, and one is for the reference.
-    estimate = (samples + 2) * interpreted_seconds(task)
+    estimate = (job.samples + 2) * interpreted_seconds(job.task)
     if gpu.is_interpreter and estimate > LIMIT_S:
-        raise InputError(f"batch {str(task.batch)!r} is too large for Triton's interpreter: it would take about "
+        raise InputError(f"batch {str(job.task.batch)!r} is too large for Triton's interpreter: it would take about "
                          f"{estimate:.0f} s, and {LIMIT_S:.0f} s are accepted; give a smaller batch or fewer samples")
-    with Worker(interpret=gpu.is_interpreter) as worker:
-        return worker.run(MeasureJob(task, variant, samples, seed), LIMIT_S)
+    with Worker.on(gpu) as worker:
+        return worker.run(job, LIMIT_S)

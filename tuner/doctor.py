@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..db.engine import sqlite_path
+from ..db.engine import shown_name, sqlite_path
 from ..kernel_templates.device import present_gpu
 from ..kernel_templates.gpu import Gpu
 
@@ -66,7 +66,7 @@ def examine(database: str, cache: Path) -> Machine:
         versions={package: _version(package) for package in PACKAGES},
         gpu=present_gpu(),
         cache=Place.of_path(cache),
-        database_name=database,
+        database_name=shown_name(database),
         database=None if path is None else _database(path),
     )
 

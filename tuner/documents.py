@@ -18,6 +18,7 @@ from .forecast import Forecast
 from .jobs import Rates
 from .run import TaskResult
 from .task import Task
+from .wording import grouped
 
 Document = dict[str, Any]
 
@@ -90,21 +91,34 @@ def result_document(result: TaskResult, rates: Rates | None) -> Document:
         "baseline": result.baseline and result.baseline.key(),
         "floor_share": floor_share(result, rates),
         "outcomes": dict(result.outcomes),
-        "failures": failures_document(result.reasons),
+        "failures": failures_document(grouped(result.reasons)),
         "outdated": dict(result.outdated),
         "tried": result.tried,
         "reused": result.reused,
+        "repeated": result.repeated,
         "seconds": result.seconds,
         "measuring_seconds": result.measuring_seconds,
         "compiling_seconds": result.compiling_seconds,
+        "measuring_share": share(result.measuring_seconds, result.seconds),
+        "compiling_share": share(result.compiling_seconds, result.seconds),
+        "measured_per_second": result.measured_per_second,
+        "discarded_blocks": result.discarded_blocks,
     }
 
 
 def floor_share(result: TaskResult, rates: Rates | None) -> float | None:
-    """The physical floor over the best variant's time, 1 for one that cannot be beaten; None where it is not known."""
+    """The physical floor over the best variant's time, None where it is not known.
+
+    It is of rates that a plain sum and a plain matrix product reached, so that the best kernels are a little above 1.
+    """
     if result.best is None or rates is None:
         return None
     return floor_ms(result.task.spec, result.task.batch, rates) / result.best.timing.median_ms
+
+
+def share(seconds: float, wall_seconds: float) -> float | None:
+    """The part of `wall_seconds` that `seconds` are; None of no time at all."""
+    return seconds / wall_seconds if wall_seconds else None
 
 
 def failures_document(reasons: Counter[tuple[str, str, str]]) -> list[Document]:

@@ -1,4 +1,4 @@
-"""The physical floor: the time that no kernel can beat on a machine of known rates."""
+"""The physical floor: the time that a batch takes at the rates that were measured on a machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from .jobs import Rates
 def floor_ms(spec: AttentionSpec, batch: Batch, rates: Rates) -> float:
     """The least time for `batch`, in milliseconds: the longer of reading what it must and multiplying what it must.
 
-    This is the roofline of Williams, Waterman and Patterson (CACM 52:4, 2009), with rates that were measured.
+    This is the roofline of Williams, Waterman and Patterson (CACM 52:4, 2009), with rates that a plain sum and a plain
+    matrix product reached: a kernel that reads faster than the sum does takes a little less.
     """
     read_bytes, flops = minimum_traffic(spec, batch)
     return 1e3 * max(read_bytes / (rates.read_tb_per_s * 1e12), flops / (rates.matmul_tflops * 1e12))

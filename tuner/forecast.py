@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.limits import Body
 from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import Survey, survey
@@ -19,6 +19,8 @@ from .task import Task
 INTERPRETED_TILE_S = 0.005
 # Of a trial, the reference, the check, the time and the race take this many launches.
 LAUNCHES_PER_TRIAL = 4
+# A search that tries fewer variants than the default and another has nothing to choose.
+FEWEST_TRIALS = 2
 COMPILE_S = 5.0
 MEASURE_S = 1.0
 RACE_S = 15.0
@@ -79,9 +81,24 @@ def total_seconds(forecasts: Sequence[Forecast], processes: int) -> float:
 
 def interpreted_seconds(task: Task) -> float:
     """What one launch of the default variant takes through the interpreter, by its tiles of keys."""
-    from ..kernel_templates.plan import cut_tiles
-
     variant = default_variant(task.spec, task.batch, task.page_size)
-    body = Body(variant.number("block_m"), variant.number("block_n"))
-    tiles = cut_tiles(task.batch, task.spec.group_size, body, body)
-    return INTERPRETED_TILE_S * task.spec.num_kv_heads * int((-(-tiles.stop // body.block_n)).sum())
+    block_m, block_n = variant.number("block_m"), variant.number("block_n")
+    key_tiles = 0
+    # Not by the plan of the launch: one of a batch that is far too large would fill the memory.
+    for (query_len, context_len), count in Counter(task.batch.sequences).items():
+        row_tiles = -(-query_len * task.spec.group_size // block_m)
+        first_stop = context_len + min(query_len, -(-block_m // task.spec.group_size))
+        mean_stop = (first_stop + context_len + query_len) / 2
+        key_tiles += count * row_tiles * math.ceil(mean_stop / block_n)
+    return INTERPRETED_TILE_S * task.spec.num_kv_heads * key_tiles
+
+
+def fewest_seconds(tasks: Sequence[Task], gpu: Gpu, trials: int) -> float:
+    """The least time for a run to find something for each of `tasks`, among which it is divided evenly.
+
+    That is enough to try two variants, or `trials` where these are fewer.
+    """
+    trials = min(FEWEST_TRIALS, trials)
+    if gpu.is_interpreter:
+        return len(tasks) * max(trials * LAUNCHES_PER_TRIAL * interpreted_seconds(task) for task in tasks)
+    return len(tasks) * (COMPILE_S + trials * MEASURE_S + RACE_S)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import random
+import math
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,25 +14,23 @@ from ..kernel_templates.errors import JobError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.outcome import Failed, Regime, StaticFacts, Timed, Timing, Wrong
 from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
+from .blocks import TURN_MS, Course, equal_turns, run_blocks
+from .card import ThrottleWatch
 from .child import Context, Job
 from .task import Task
 
 if TYPE_CHECKING:
-    from ..kernel_templates.launch import Tensors
+    from ..kernel_templates.launch import Launcher, Tensors
     from .timing import Stopwatch
     from .workbench import Workbench
 
 GRAPH = Regime("graph")
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a child process sees: its GPU (None where there is none), and the versions of what runs there."""
-
-    gpu: Gpu | None
-    triton: str
-    torch: str
+# What these samples show to be this many times as slow as the best so far cannot win: one variant's times differ by a
+# tenth at most.
+FIRST_SAMPLES = 2
+CLEARLY_SLOWER = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +39,6 @@ class Rates:
 
     read_tb_per_s: float
     matmul_tflops: float
-
-
-@dataclass(frozen=True, slots=True)
-class DescribeJob(Job[Description]):
-    """Say what there is to run on."""
-
-    def run(self, context: Context) -> Description:
-        """What this process sees."""
-        import torch
-
-        return Description(_gpu(context), importlib.metadata.version("triton"), str(torch.__version__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +53,42 @@ class RatesJob(Job[Rates]):
 
 
 @dataclass(frozen=True, slots=True)
+class FreeJob(Job[None]):
+    """Give back what was kept for the next job of a task."""
+
+    def run(self, context: Context) -> None:
+        """Free it."""
+        context.forget()
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareJob(Job[float]):
+    """Work out what all measurements of a task share: the inputs, the reference's answer and the buffers timed over.
+
+    `seed` and `regime` are those of the measurements to come.
+    """
+
+    task: Task
+    seed: int = 0
+    regime: Regime = GRAPH
+
+    def run(self, context: Context) -> float:
+        """The seconds that it took."""
+        start = time.perf_counter()
+        bench = _workbench(context, self.task)
+        bench.checker(self.seed)
+        bench.buffers(self.regime)
+        return time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureJob(Job[Timed | Wrong | Failed]):
     """Check a variant against the reference and, if it is right, time it.
 
     `seed` is that of the checked inputs. `regime` is the one asked for: the interpreter, and a variant that cannot be
-    captured, are timed in their own, which the timing names.
+    captured, are timed in their own, which the timing names. One that is clearly slower than `rival_ms` is timed with
+    `FIRST_SAMPLES` only. `code` tells variants apart whose code differs, "" being that of its template and values: what
+    has the code and the launch of a variant that was measured before is not measured again.
     """
 
     task: Task
@@ -77,20 +96,35 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
     samples: int
     seed: int = 0
     regime: Regime = GRAPH
+    rival_ms: float | None = None
+    code: str = ""
 
     def run(self, context: Context) -> Timed | Wrong:
         """The outcome; what goes wrong is raised."""
-        from .timing import timing
-
         context.at("check", self.variant)
         bench = _workbench(context, self.task)
-        launcher, plan_ms = bench.planned(self.variant)
+        launcher, plan_ms = bench.planned(self.variant, self.regime)
+        code = self.code or template_of(self.variant).code_key(self.variant)
+        key = (code, launcher.launch_key(), self.samples, self.seed, self.regime)
+        known = bench.measured.get(key)
+        if isinstance(known, Timed):
+            return replace(known, variant=self.variant, same_as=known.variant)
+        if known is not None:
+            return replace(known, variant=self.variant)
+        outcome = bench.measured[key] = self._measured(context, bench, launcher, plan_ms)
+        return outcome
+
+    def _measured(self, context: Context, bench: Workbench, launcher: Launcher, plan_ms: float) -> Timed | Wrong:
         check = bench.checker(self.seed).check(launcher)
         if not check.passed:
             return Wrong(self.variant, check)
         context.at("time", self.variant)
-        stopwatch = bench.stopwatch(launcher, self.regime)
-        return Timed(self.variant, check, timing(stopwatch, self.samples, plan_ms))
+        watch = bench.stopwatch(launcher, self.regime)
+        samples = watch.samples(min(FIRST_SAMPLES, self.samples))
+        is_slow = self.rival_ms is not None and min(samples) > CLEARLY_SLOWER * self.rival_ms
+        if self.samples > len(samples) and not is_slow:
+            samples += watch.samples(self.samples - len(samples))
+        return Timed(self.variant, check, Timing(samples, watch.regime, plan_ms))
 
     def settle(self, error: JobError, again: Callable[[Job[Timed | Wrong | Failed]], Timed | Wrong | Failed]) -> Failed:
         """The variant is to blame."""
@@ -98,10 +132,29 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
 
 
 @dataclass(frozen=True, slots=True)
-class RaceJob(Job[dict[Variant, Timing | Failed]]):
-    """Time variants in turn, in an order drawn anew each round: sample i of one and of another are a pair.
+class RaceResult:
+    """The timings of a race, and how many of its blocks were discarded because the card was not in its usual state.
 
-    A variant that fails leaves the race, which is then run again without it.
+    `blocks` were asked for; `sentinels_ms` are those of all that were run. A race without sentinels discards nothing.
+    """
+
+    timings: dict[Variant, Timing | Failed]
+    blocks: int = 0
+    discarded: int = 0
+    sentinels_ms: tuple[float, ...] = ()
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether as many blocks count as were asked for; a verdict on fewer means nothing."""
+        return not self.sentinels_ms or len(self.sentinels_ms) - self.discarded >= self.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class RaceJob(Job[RaceResult]):
+    """Time variants in turn, in balanced orders and equal heat: sample i of one and of another are a pair.
+
+    On a GPU, blocks of rounds in which the card was not in its usual state are run again, as long as that ends within
+    `patience_s` seconds. A variant that fails leaves the race, which is then run again without it.
     """
 
     task: Task
@@ -109,35 +162,45 @@ class RaceJob(Job[dict[Variant, Timing | Failed]]):
     rounds: int
     seed: int = 0
     regime: Regime = GRAPH
+    patience_s: float = math.inf
 
-    def run(self, context: Context) -> dict[Variant, Timing | Failed]:
-        """A timing of `rounds` samples for every variant."""
+    def run(self, context: Context) -> RaceResult:
+        """A timing for every variant, of `rounds` samples unless blocks were discarded for good."""
         bench = _workbench(context, self.task)
         watches: dict[Variant, Stopwatch[Tensors]] = {}
         plans: dict[Variant, float] = {}
+        lengths: dict[Variant, float] = {}
         for variant in self.variants:
             context.at("time", variant)
-            launcher, plans[variant] = bench.planned(variant)
-            watches[variant] = bench.stopwatch(launcher, self.regime)
-        samples: dict[Variant, list[float]] = {variant: [] for variant in watches}
-        order = list(watches)
-        draw = random.Random(self.seed)
-        for _ in range(self.rounds):
-            draw.shuffle(order)
-            for variant in order:
-                context.at("time", variant)
-                samples[variant] += watches[variant].samples(1)
-        return {v: Timing(tuple(samples[v]), watch.regime, plans[v]) for v, watch in watches.items()}
+            launcher, plans[variant] = bench.planned(variant, self.regime)
+            watch = watches[variant] = bench.stopwatch(launcher, self.regime)
+            lengths[variant] = TURN_MS if context.interpret else watch.launches * watch.samples(1)[0]
+        counts = equal_turns(lengths)
 
-    def settle(
-        self, error: JobError, again: Callable[[Job[dict[Variant, Timing | Failed]]], dict[Variant, Timing | Failed]]
-    ) -> dict[Variant, Timing | Failed]:
+        def sentinel() -> float:
+            context.at("sentinel")
+            return bench.sentinel.ms()
+
+        def turn(variant: Variant) -> float:
+            context.at("time", variant)
+            # The first half of a turn heats the card; one sample of it the stopwatch drops itself.
+            samples = watches[variant].samples(2 * counts[variant] - 1)
+            return statistics.fmean(samples[-counts[variant]:])
+
+        with ThrottleWatch(bench.uuid) as card:
+            course = Course(turn, None if context.interpret else sentinel, card.throttled)
+            raced = run_blocks(course, self.variants, self.rounds, self.seed, self.patience_s)
+        timings = {v: Timing(raced.samples_ms[v], watch.regime, plans[v]) for v, watch in watches.items()}
+        return RaceResult(dict(timings), raced.blocks, raced.discarded, raced.sentinels_ms)
+
+    def settle(self, error: JobError, again: Callable[[Job[RaceResult]], RaceResult]) -> RaceResult:
         """The race without the variant that is to blame. Raises `error` when none is."""
         if error.variant is None:
             raise error
         rest = tuple(variant for variant in self.variants if variant != error.variant)
         lost = Failed(error.variant, error.stage, error.reason)
-        return {error.variant: lost} | (again(replace(self, variants=rest)) if rest else {})
+        result = again(replace(self, variants=rest)) if rest else RaceResult({})
+        return replace(result, timings={error.variant: lost, **result.timings})
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,10 @@ Database = Annotated[str | None, typer.Option(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 Seed = Annotated[int, typer.Option(
     parser=seed_number, metavar="NUMBER", help="Makes the search and the inputs repeatable.")]
+Warm = Annotated[bool, typer.Option(
+    "--warm", help="Time over one set of tensors, which stays in L2, not over sets that have left it. On a GPU only.")]
+Eager = Annotated[bool, typer.Option(
+    "--eager", help="Time launches one by one, not in a CUDA graph with its padded grid. On a GPU only.")]
 
 
 def _is_decimal(text: str) -> bool:

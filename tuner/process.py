@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -46,22 +47,47 @@ class ChildProcess:
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `close` closes it
+        self._is_ready = False
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
+        # Or a child would write on where it was before the file was emptied.
+        fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
 
     @property
     def pid(self) -> int | None:
         """The process, which leads a session of its own; None before the first job and after a death."""
         return self._process.pid if self._process else None
 
+    def start(self) -> None:
+        """Start the process, unless one runs, and do not wait until it can work."""
+        with self._running:
+            if not self._closed:
+                self._spawned()
+
+    def ready(self, limit_s: float) -> bool:
+        """Start the process, unless one runs, and wait for it up to `limit_s` seconds; whether it can work now.
+
+        Raises `TunerError` when it cannot be started.
+        """
+        with self._running:
+            if self._closed:
+                return False
+            _, connection = self._spawned()
+            if not self._is_ready and not connection.poll(min(max(0.0, limit_s), START_LIMIT_S)):
+                if limit_s < START_LIMIT_S:
+                    return False
+                raise TunerError(f"a worker process could not start: it took more than {START_LIMIT_S:.0f} s")
+            self._started()
+            return True
+
     def run(self, job: Job[R], limit_s: float, cpu_time: bool = False) -> R:
         """The result of `job`, which may take `limit_s` seconds: of wall time, or of its session's CPU time.
 
-        Raises `JobError` when the job raised, exceeded its limit or killed the process, and `TunerError` when no
-        process could be started.
+        A job whose process was killed from outside is run once more. Raises `JobError` when the job raised, exceeded
+        its limit or killed the process, and `TunerError` when no process could be started.
         """
         with self._running:
             try:
-                reply, at = self._exchange(job, limit_s, cpu_time)
+                reply, at = self._exchange_or_repeat(job, limit_s, cpu_time)
             except BaseException:
                 # An answer that is still to come must not be taken for the next job's.
                 self._end()
@@ -86,6 +112,19 @@ class ChildProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _exchange_or_repeat(self, job: Job[R], limit_s: float, cpu_time: bool) -> tuple[Done | Raised, At]:
+        was_running, start = self._process is not None, time.monotonic()
+        try:
+            return self._exchange(job, limit_s, cpu_time)
+        except _DeathError as death:
+            # No crash ends in SIGKILL, and a job that had not begun when an older process died did not end it.
+            is_innocent = death.status == -signal.SIGKILL or (was_running and not death.stage)
+            left_s = limit_s if cpu_time else limit_s - (time.monotonic() - start)
+            if self._closed or not is_innocent or left_s <= 0:
+                raise
+            self._end()
+            return self._exchange(job, left_s, cpu_time)
+
     def _exchange(self, job: Job[R], limit_s: float, cpu_time: bool) -> tuple[Done | Raised, At]:
         at = At("", None)
         if self._closed:
@@ -101,13 +140,14 @@ class ChildProcess:
                     return message, at
                 at = message
         except JobError as error:
-            raise JobError(error.reason, at.stage, at.variant) from None
+            error.stage, error.variant = at.stage, at.variant
+            raise
 
     def _send(self, process: subprocess.Popen[bytes], connection: Connection, message: Any) -> None:
         try:
             connection.send(message)
         except ConnectionError:
-            raise JobError(self._death(process)) from None
+            raise self._death(process) from None
 
     def _receive(self, process: subprocess.Popen[bytes], connection: Connection, limit: Limit) -> Any:
         """The child's next message. Raises `JobError` when it dies, or when the limit passes before."""
@@ -116,17 +156,28 @@ class ChildProcess:
                 if connection.poll(min(left, _TICK_S)):
                     return connection.recv()
             except (EOFError, ConnectionError):
-                raise JobError(self._death(process)) from None
+                raise self._death(process) from None
             if self._closed:
                 break
             if process.poll() is not None:
-                raise JobError(self._death(process))
+                raise self._death(process)
             if os.fstat(self._log.fileno()).st_size > LOG_BYTES:
                 self._log.truncate(0)
         raise JobError("its process was closed" if self._closed else limit.reason)
 
     def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        """The process that runs, or a new one that is ready. Raises `TunerError`."""
+        """The process that runs, or a new one, once it can work. Raises `TunerError`."""
+        process, connection = self._spawned()
+        if not self._is_ready:
+            try:
+                self._receive(process, connection, Limit(START_LIMIT_S))
+            except JobError as error:
+                raise TunerError(f"a worker process could not start: {error}") from error
+            self._is_ready = True
+        return process, connection
+
+    def _spawned(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        """The process that runs, or a new one. Raises `TunerError`."""
         if self._process is not None and self._connection is not None:
             if self._process.poll() is None:
                 return self._process, self._connection
@@ -146,10 +197,9 @@ class ChildProcess:
             )
         finally:
             theirs.close()
-        self._process, self._connection = process, ours
+        self._process, self._connection, self._is_ready = process, ours, False
         try:
             self._send(process, ours, self._setup)
-            self._receive(process, ours, Limit(START_LIMIT_S))
         except JobError as error:
             raise TunerError(f"a worker process could not start: {error}") from error
         return process, ours
@@ -178,15 +228,23 @@ class ChildProcess:
             except subprocess.TimeoutExpired:
                 raise TunerError(f"process {process.pid} could not be ended within {KILL_LIMIT_S:.0f} s") from None
 
-    def _death(self, process: subprocess.Popen[bytes]) -> str:
+    def _death(self, process: subprocess.Popen[bytes]) -> _DeathError:
         """How `process` died, in one line with what it said last."""
         try:
             status = process.wait(KILL_LIMIT_S)
         except subprocess.TimeoutExpired:
-            return "hung up without ending"
+            return _DeathError("hung up without ending")
         said = _telling_line(os.pread(self._log.fileno(), LOG_BYTES, 0).decode(errors="replace"))
         how = f"killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
-        return (f"{how}: {said}" if said else how)[:REASON_LENGTH]
+        return _DeathError((f"{how}: {said}" if said else how)[:REASON_LENGTH], status)
+
+
+class _DeathError(JobError):
+    """The process ended, with `status` as `subprocess` gives it."""
+
+    def __init__(self, reason: str, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class Limit:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..kernel_templates.outcome import Timing, Verdict
@@ -18,6 +19,8 @@ from ..kernel_templates.variant import Variant
 ALPHA = 0.05
 # Times closer than this are as good as equal: it is what one variant's time repeats within on an idle GPU.
 TIE = math.log(1.005)
+# A block whose sentinel differs by more than this from that of the race was run on another card, as it were.
+DRIFT = math.log(1.015)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,35 @@ def choose(timings: Mapping[Variant, Timing], default: Variant, alpha: float = A
         return default, Verdict.AMBIGUOUS
     verdict = (Verdict.TIE if tied else Verdict.FAST) if is_clear else Verdict.AMBIGUOUS
     return min(eligible, key=simplicity), verdict
+
+
+def balanced_orders(count: int, seed: int) -> list[tuple[int, ...]]:
+    """Orders of `count` entrants in which each has every place, and comes right after every other, equally often.
+
+    They are `count` orders, or twice as many for an odd `count`: Williams, Experimental designs balanced for the
+    estimation of residual effects of treatments, Australian Journal of Scientific Research A 2 (1949). `seed` draws
+    which entrant is which in the design, and the sequence of the orders.
+    """
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
+    rows = [[(entrant + shift) % count for entrant in zigzag] for shift in range(count)]
+    if count % 2:
+        rows += [row[::-1] for row in rows]
+    draw = random.Random(seed)
+    names = draw.sample(range(count), count)
+    return [tuple(names[entrant] for entrant in row) for row in draw.sample(rows, len(rows))]
+
+
+def sound_blocks(sentinels_ms: Sequence[float], throttled: Sequence[bool]) -> tuple[bool, ...]:
+    """Which blocks of a race count: their sentinel is within `DRIFT` of the median one, and nothing was throttled.
+
+    The median is that of the blocks which were not throttled, and one of them.
+    """
+    steady = [ms for ms, hot in zip(sentinels_ms, throttled, strict=True) if not hot]
+    if not steady:
+        return (False,) * len(throttled)
+    middle = statistics.median_low(steady)
+    pairs = zip(sentinels_ms, throttled, strict=True)
+    return tuple(not hot and abs(math.log(ms / middle)) <= DRIFT for ms, hot in pairs)
 
 
 def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, str]:

@@ -18,7 +18,7 @@ from rich.text import Text
 from ..db.table import Answer
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import BestConfig, Check, Failed, Timed, Wrong
+from ..kernel_templates.outcome import BestConfig, Failed, Timed, Wrong
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import Survey
@@ -26,9 +26,21 @@ from . import documents
 from .doctor import Machine, consequences
 from .forecast import Forecast, assumptions, total_compiles, total_seconds
 from .jobs import Rates
-from .run import Listener, Progress, TaskResult
+from .run import Listener, Progress, Reason, TaskResult
 from .task import Task
-from .wording import milliseconds, progress_text, seconds, short, values
+from .wording import (
+    grouped,
+    judgement,
+    milliseconds,
+    origin,
+    progress_text,
+    rival,
+    seconds,
+    shares,
+    short,
+    unused,
+    values,
+)
 
 T = TypeVar("T", Forecast, TaskResult)
 
@@ -87,7 +99,7 @@ class TuneProgress(Listener):
         """The row says what was found."""
         best = result.best
         text = "nothing was right and timed" if best is None else (
-            f"best {milliseconds(best.timing.median_ms)}, {best.speedup:.2f}x over the default")
+            f"best {milliseconds(best.timing.median_ms)}, {best.speedup:.2f}x over {rival(result, self._gpu)}")
         self._bar.update(self._row, text=text, total=max(1, result.tried + result.reused))
         if not self._console.is_terminal:
             self._log(f"  {text}")
@@ -122,7 +134,8 @@ def print_surveys(gpu: Gpu, surveys: Mapping[Task, Survey], limit: int | None) -
         by_template = Counter(variant.template for variant in found.valid)
         counts = ", ".join(f"{count} of {name}" for name, count in by_template.items())
         note(f"{task.spec.key()}, {short(task.batch)}, pages of {task.page_size} on {gpu.name}: "
-             f"{len(found.valid)} valid ({counts}), {found.rejected.total()} rejected")
+             f"{len(found.valid)} valid ({counts}), {found.rejected.total()} rejected"
+             + ("" if limit is None or limit >= len(found.valid) else f"; of the valid the first {limit} follow"))
         for reason, count in found.rejected.most_common():
             note(f"  {count} rejected because {reason}")
         for variant in found.valid[:limit]:
@@ -153,16 +166,24 @@ def print_results(gpu: Gpu, results: Sequence[TaskResult], rates: Rates | None) 
     columns = ("batch", "page", "best variant", "time", "speed-up", "verdict", *([] if rates is None else ["of floor"]))
     for title, members in _by_layer(gpu, results).items():
         _print_table(title, columns, [_result_cells(result, rates) for result in members])
+        for result in members:
+            if result.best is not None and (over := rival(result, gpu)) != "the default":
+                say(f"the speed-up on {short(result.task.batch)}, pages of {result.task.page_size}, is over {over}")
     outcomes = sum((result.outcomes for result in results), Counter[str]())
     tried, reused = sum(result.tried for result in results), sum(result.reused for result in results)
     kinds = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    regimes = dict.fromkeys(str(result.best.timing.regime) for result in results if result.best is not None)
     say(f"{tried} variants tried and {reused} taken over from earlier runs ({kinds}) in "
-        f"{seconds(sum(result.seconds for result in results))}")
+        f"{seconds(sum(result.seconds for result in results))}, regime {' and '.join(regimes)}")
+    say(shares(results))
+    for text in unused(sum((result.outdated for result in results), Counter[str]())):
+        say(text)
     if rates is not None:
         say(f"the floor is what reading {rates.read_tb_per_s:.2f} TB/s and multiplying {rates.matmul_tflops:.0f} "
             "TFLOP/s, both measured here, would take")
     if gpu.is_interpreter:
         say(NO_GPU_TIMES)
+    _print_failures(sum((result.reasons for result in results), Counter[Reason]()))
 
 
 def print_configs(configs: Sequence[BestConfig]) -> None:
@@ -176,13 +197,11 @@ def print_configs(configs: Sequence[BestConfig]) -> None:
         _print_table(title, columns, map(_config_cells, members))
 
 
-def print_trials(database: str, counts: Counter[str], reasons: Counter[tuple[str, str, str]] | None) -> None:
+def print_trials(database: str, counts: Counter[str], reasons: Counter[Reason] | None) -> None:
     """Write how many trials the database holds by outcome and, unless None, why those without a time have none."""
     by_outcome = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
     say(f"{database}: {counts.total()} trials" + (f" ({by_outcome})" if counts else ""))
-    if reasons:
-        rows = [(str(count), *kind) for kind, count in reasons.most_common()]
-        _print_table("trials without a time", ("count", "outcome", "stage", "reason"), rows)
+    _print_failures(reasons or Counter())
 
 
 def print_answers(gpu: Gpu, answers: Iterable[tuple[AttentionSpec, Batch, Answer]]) -> None:
@@ -190,7 +209,7 @@ def print_answers(gpu: Gpu, answers: Iterable[tuple[AttentionSpec, Batch, Answer
     for spec, batch, answer in answers:
         say(answer.variant.key())
         say(f"  for {short(batch)} of {spec.key()} on {gpu.name}")
-        say(f"  source {answer.source}: {_origin(answer)}")
+        say(f"  source {answer.source}: {origin(answer)}")
 
 
 def print_outcome(task: Task, gpu: Gpu, outcome: Timed | Wrong | Failed, *, timed: bool, as_json: bool) -> None:
@@ -206,7 +225,7 @@ def print_outcome(task: Task, gpu: Gpu, outcome: Timed | Wrong | Failed, *, time
     if isinstance(outcome, Failed):
         say(f"  failed at {outcome.stage}: {outcome.reason}")
         return
-    say(f"  {_judgement(outcome.check)}")
+    say(f"  {judgement(outcome.check)}")
     if isinstance(outcome, Timed) and timed:
         lower, upper = outcome.timing.quartiles_ms
         say(f"  {milliseconds(outcome.timing.median_ms)} "
@@ -235,6 +254,12 @@ def print_machine(machine: Machine, rates: Rates | None) -> None:
         say(f"{name:<{width}}  {value}")
     for sentence in consequences(machine):
         say(sentence)
+
+
+def _print_failures(reasons: Counter[Reason]) -> None:
+    if reasons:
+        rows = [(str(count), *kind) for kind, count in grouped(reasons).most_common()]
+        _print_table("trials without a time", ("count", "outcome", "stage", "reason"), rows)
 
 
 def _stdout() -> Console:
@@ -281,17 +306,3 @@ def _config_cells(config: BestConfig) -> tuple[str, ...]:
         config.verdict.value,
         "full" if config.full_check else "quick",
     )
-
-
-def _judgement(check: Check) -> str:
-    worst = check.detail or f"its error is {check.worst_ratio:.3g} times what is tolerated"
-    return f"{'right' if check.passed else 'wrong'}; the worst row: {worst}"
-
-
-def _origin(answer: Answer) -> str:
-    config = answer.config
-    if config is None:
-        return "nothing tuned fits, so the values are chosen by rule"
-    text = (f"tuned on {short(Batch.parse(config.batch))}, {milliseconds(config.timing.median_ms)} there, "
-            f"{config.speedup:.2f}x over the default, regime {config.timing.regime}")
-    return text + ("; stale: measured with another kernel source, Triton or driver" if answer.stale else "")

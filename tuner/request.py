@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
 
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import GpuError, InputError, SpecError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
+from ..kernel_templates.outcome import Regime
 from ..kernel_templates.spec import DTYPES, AttentionSpec
 from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
@@ -22,12 +24,16 @@ DEFAULT_SUITE = "serving"
 def layers(model: str | None, tp: int, dtype: str | None, spec: str | None = None) -> tuple[AttentionSpec, ...]:
     """The attention layers of `model` on one of `tp` GPUs, or the one that `spec` names.
 
-    Raises `ModelError` or `SpecError`, and `InputError` unless exactly one of the two is given.
+    Raises `ModelError` or `SpecError`, and `InputError` unless exactly one of the two is given, and for
+    `tp` or `dtype` beside `spec`.
     """
     if (model is None) == (spec is None):
         given = "neither was given" if model is None else "both were given"
         raise InputError(f"a layer is named by either --model or --spec, and {given}; try --model llama-3-8b")
     if spec is not None:
+        if tp != 1 or dtype is not None:
+            option = f"--tp {tp}" if tp != 1 else f"--dtype {dtype}"
+            raise InputError(f"{option} does not go with --spec, which names a layer as one GPU has it, with its dtype")
         return (AttentionSpec.parse(spec),)
     assert model is not None
     if dtype is not None and dtype not in DTYPES:
@@ -74,6 +80,11 @@ def tasks(specs: Iterable[AttentionSpec], named: Iterable[Batch], pages: Iterabl
     return tuple(Task(*each) for each in itertools.product(specs, named, pages))
 
 
+def regime(warm: bool, eager: bool) -> Regime:
+    """The regime to time in on a GPU: what is served, a captured graph on cold memory, where nothing else is asked."""
+    return Regime("eager" if eager else "graph", "warm" if warm else "cold")
+
+
 def sampler(name: str) -> str:
     """`name` when there is a sampler of that name. Imports Optuna. Raises `InputError`."""
     from .study import SAMPLERS
@@ -104,14 +115,16 @@ def machine(name: str | None, others: Sequence[Gpu] = ()) -> Gpu:
 
 def runnable(name: str | None) -> Gpu:
     """The GPU that `name` means, when kernels can run on it now. Raises `GpuError` when they cannot."""
-    gpu = machine(name)
-    if gpu.name not in TARGETS:
-        return gpu
     present = _present()
+    with contextlib.suppress(GpuError):
+        gpu = machine(name)
+        if gpu.name not in TARGETS:
+            return gpu
     here = f"only {present.name} is" if present else "no GPU is"
-    raise GpuError(f"GPU {name!r} is not present on this machine ({here}), so nothing can run on it; accepted are "
-                   f"{present.name if present else INTERPRETER_WORD}, and {name} only for generate, lookup and "
-                   "tune --dry-run")
+    accepted = f"{present.name} and {INTERPRETER_WORD}" if present else INTERPRETER_WORD
+    elsewhere = f", and {name} only for generate, lookup and tune --dry-run" if name in TARGETS else ""
+    raise GpuError(f"GPU {name!r} is not present on this machine ({here}), so nothing can run on it; accepted here: "
+                   f"{accepted}{elsewhere}")
 
 
 def variant(text: str, spec: AttentionSpec, page: int | None, gpu: Gpu) -> Variant:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Protocol, TypeVar
 
@@ -13,14 +14,18 @@ from ..db.records import EnvironmentOf
 from ..db.store import Store
 from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import BestConfig, Failed, Outcome, Regime, Skipped, StaticFacts, Timed, Wrong
+from ..kernel_templates.outcome import BestConfig, Failed, Outcome, Regime, Skipped, Timed, Timing, Wrong
 from ..kernel_templates.sources import environment
 from ..kernel_templates.variant import Variant
+from .builds import Builds, Compiler
 from .child import Job
-from .jobs import GRAPH, CompileJob
+from .jobs import GRAPH
 from .task import Task
 
 R = TypeVar("R")
+
+# Enough that no process waits for the search while the variants that are compiled wait for the GPU.
+AHEAD = 2
 
 Reason = tuple[str, str, str]
 """Why a trial has no time: its outcome, the stage at which it failed or nothing, and the reason."""
@@ -31,23 +36,25 @@ class Settings:
     """How to search. Raises `InputError` for numbers that make no sense.
 
     `trials` variants are tried for each task, stored ones among them; `seconds`, if not None, is the wall time of the
-    whole run. `ahead` is how many variants may be asked for before the first of them is measured, `samples` how many
-    times each is timed before the final race, and `finalists` how many go there beside the default.
+    whole run. `ahead` is how many variants may be asked for before the first of them is measured, None meaning
+    `AHEAD` for each process that compiles, `samples` how many times each is timed before the final race, and
+    `finalists` how many go there beside the default.
     """
 
     trials: int = 30
     seconds: float | None = None
     seed: int = 0
     sampler: str = "tpe"
-    ahead: int = 16
+    ahead: int | None = None
     finalists: int = 8
     samples: int = 5
     regime: Regime = GRAPH
 
     def __post_init__(self) -> None:
         for name in ("trials", "ahead", "finalists", "samples"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, not {value}")
         if self.seconds is not None and not (math.isfinite(self.seconds) and self.seconds > 0):
             raise InputError(f"seconds must be a positive number, not {self.seconds}")
 
@@ -59,8 +66,20 @@ class Settings:
 class Runner(Protocol):
     """Runs jobs one at a time, as `Worker` does."""
 
-    def run(self, job: Job[R], timeout_s: float) -> R:
-        """The result of `job`. Raises `JobError` for one that has none."""
+    def submit(self, job: Job[R], timeout_s: float, deadline: float = math.inf) -> Future[R]:
+        """The result to come of `job`, by `deadline` of the executor's clock; or a `JobError` for one that has none."""
+        ...
+
+    def start(self) -> None:
+        """Start the process, and do not wait until it can work."""
+        ...
+
+    def ready(self, limit_s: float) -> bool:
+        """Wait up to `limit_s` seconds until the process can work, and say whether it can."""
+        ...
+
+    def free(self) -> None:
+        """Have the process give back what it keeps for the next job."""
         ...
 
     def close(self) -> None:
@@ -68,47 +87,33 @@ class Runner(Protocol):
         ...
 
 
-class Compiler(Protocol):
-    """Compiles ahead, as `CompilePool` does."""
-
-    processes: int
-
-    @property
-    def pending(self) -> int:
-        """Jobs whose results were not returned yet."""
-        ...
-
-    def submit(self, job: CompileJob) -> None:
-        """Queue `job`."""
-        ...
-
-    def results(self, wait_s: float) -> list[tuple[Variant, StaticFacts | Failed]]:
-        """What was compiled since the last call; waits up to `wait_s` for one."""
-        ...
-
-    def forget(self) -> None:
-        """Drop what is queued, and return no results of what was submitted so far."""
-        ...
-
-    def close(self) -> None:
-        """Kill what compiles."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """What runs the jobs; without a `pool` nothing is compiled ahead. `clock` tells seconds."""
+    """What runs the jobs: searches in `worker`, and final races in `racer`, or else in `worker` too.
+
+    Without a `pool` nothing is compiled ahead. `clock` tells seconds; `aside_s` of those that a run may take pass
+    before or after it. `uuid` is that of the card whose state is stored with a run, None for the interpreter.
+    """
 
     worker: Runner
     pool: Compiler | None = None
     environment_of: EnvironmentOf = environment
     clock: Callable[[], float] = time.monotonic
+    uuid: str | None = None
+    racer: Runner | None = None
+    aside_s: float = 0.0
+
+    def start(self) -> None:
+        """Start all processes, and do not wait until they can work."""
+        for each in (self.worker, self.racer, self.pool):
+            if each is not None:
+                each.start()
 
     def close(self) -> None:
         """End all processes."""
-        self.worker.close()
-        if self.pool is not None:
-            self.pool.close()
+        for each in (self.worker, self.racer, self.pool):
+            if each is not None:
+                each.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +152,9 @@ class TaskResult:
 
     `tried` trials are new, and `reused` were stored; `outcomes` and `reasons` count both, `outdated` counts stored
     trials that could not be reused, by reason. `baseline` is the default, or what stood in for it where that cannot
-    run. Of the wall time `seconds`, the worker was busy for `measuring_seconds`, and every process of the compile pool
-    for `compiling_seconds`.
+    run; `repeated` new trials have the code and launch of another, and its result. Of the wall time `seconds`, the GPU
+    was measuring or checking for `measuring_seconds`, and every process of the compile pool was busy for
+    `compiling_seconds`. `discarded_blocks` of its races were run again, or given up, because the card drifted.
     """
 
     task: Task
@@ -159,9 +165,16 @@ class TaskResult:
     outdated: Counter[str] = field(default_factory=Counter[str])
     tried: int = 0
     reused: int = 0
+    repeated: int = 0
     seconds: float = 0.0
     measuring_seconds: float = 0.0
     compiling_seconds: float = 0.0
+    discarded_blocks: int = 0
+
+    @property
+    def measured_per_second(self) -> float:
+        """New trials in a second of wall time; 0 when there was no time."""
+        return self.tried / self.seconds if self.seconds else 0.0
 
     @property
     def skipped(self) -> int:
@@ -185,7 +198,10 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run over several tasks: everything that they share. It ends by `deadline` of the executor's clock."""
+    """One run over several tasks: everything that they share. It ends by `deadline` of the executor's clock.
+
+    `timed` holds what the finished searches have timed.
+    """
 
     gpu: Gpu
     store: Store
@@ -194,11 +210,20 @@ class Run:
     listener: Listener
     run_id: int
     deadline: float = math.inf
+    builds: Builds | None = None
+    timed: dict[Task, Mapping[Variant, Timing]] = field(default_factory=dict[Task, Mapping[Variant, Timing]])
 
     @property
     def seconds_left(self) -> float:
         """Wall time left to the run."""
         return self.deadline - self.executor.clock()
+
+    @property
+    def ahead(self) -> int:
+        """How many variants may be asked for before the first of them is measured."""
+        pool = self.executor.pool
+        # Where nothing is compiled ahead, asking ahead would only keep the sampler from learning.
+        return 1 if pool is None else self.settings.ahead or AHEAD * pool.processes
 
     @property
     def regime(self) -> Regime:

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 from ..db.records import Setting, TrialRecord
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.default import default_variant
-from ..kernel_templates.heuristic import candidates
-from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Timing
-from ..kernel_templates.template import template_of, why_invalid
+from ..kernel_templates.errors import JobError
+from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Timing, Wrong
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import survey
 from .forecast import LAUNCHES_PER_TRIAL, interpreted_seconds
-from .jobs import CompileJob, MeasureJob
+from .jobs import MeasureJob, PrepareJob
+from .leads import first_variants, neighbours, proven
 from .run import Progress, Run, TaskResult
 from .study import Study
 from .task import Task
 
-# Wall time of one job: the first of a task also imports torch and computes the reference.
+# Wall time of one job: the first of a task also computes the reference.
 JOB_LIMIT_S = 120.0
+# Once it is known what jobs take, one has hung that takes this much longer than the slowest: a kernel that never ends
+# must not use up the time of the others.
+HANG_FACTOR = 20
+HANG_S = 10.0
 # Samples that the interpreter takes for each trial: each is a launch of a tenth of a second or more.
 INTERPRETED_SAMPLES = 2
 # The interpreter's speed is only estimated.
 INTERPRETER_MARGIN = 10
-# Winners of the nearest tuned shapes that are tried before the sampler chooses.
-NEIGHBOURS = 3
+# Of the trials that the sampler is left with, at most this share goes to what did well on other batches of the run,
+# which is compiled already and keeps the GPU busy while the sampler's choices are compiled.
+PROVEN_SHARE = 0.75
 # How many of the last trials the cost of the next is judged by.
 RECENT = 5
 # How long to wait for a compile before looking at the clock again.
@@ -35,8 +41,22 @@ POLL_S = 0.5
 EXCEEDS_SHARED_MEMORY = "its shared memory exceeds the GPU's"
 
 
+@dataclass(slots=True)
+class Flight:
+    """A measurement that is under way, since `start` and at most until `deadline`."""
+
+    variant: Variant
+    future: Future[Timed | Wrong | Failed]
+    start: float
+    deadline: float
+    end: float = 0.0
+
+
 class Search:
-    """The search over the variants of one task, with what stored trials already tell; `result` counts it all."""
+    """The search over the variants of one task, with what stored trials already tell; `result` counts it all.
+
+    `same_as` names, for a variant with the code and launch of another, that other one.
+    """
 
     def __init__(self, task: Task, run: Run) -> None:
         self.task = task
@@ -44,15 +64,23 @@ class Search:
         self.setting = Setting(task.spec, task.batch, task.page_size, run.gpu, run.regime)
         self.result = TaskResult(task)
         self.timed: dict[Variant, Timing] = {}
+        self.same_as: dict[Variant, Variant] = {}
+        self.neighbours = neighbours(task, run)
         self._valid = survey(task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
-        self._first = self._first_variants()
+        self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
         self._study = Study(self._valid, self._first, run.settings.sampler, run.settings.seed)
+        self._proven: deque[Variant] = deque()
         self._asked = 0
+        # Asked for: compiled, or still to be.
         self._ready: deque[Variant] = deque()
-        # By the key of their code: what it compiled to, and the variants that wait until it has.
-        self._compiled: dict[str, StaticFacts | Failed] = {}
-        self._waiting: dict[str, list[Variant]] = {}
+        self._waiting: list[Variant] = []
+        self._flight: Flight | None = None
+        self._is_over = False
         self._costs: deque[float] = deque(maxlen=RECENT)
+        # Of the trials that did not fail, and of the preparation; no trial, no limit.
+        self._slowest_s: float | None = None
+        self._prepared_s = 0.0
+        self._best_ms: float | None = None
 
     @property
     def trial_seconds(self) -> float:
@@ -71,114 +99,165 @@ class Search:
             self._note(record.outcome)
             result.reused += 1
         result.outdated = run.store.outdated_trials(self.setting, run.executor.environment_of)
-        run.listener.started(self.task, len(self._valid), result.reused)
 
-    def explore(self, deadline: float) -> None:
-        """Try variants until all trials are made, none is left, or the next would not end by `deadline`."""
-        clock = self.run.executor.clock
-        while clock() + self.trial_seconds < deadline:
-            self._ask_ahead()
-            if self._waiting:
-                self._collect(0.0 if self._ready else min(POLL_S, deadline - clock()))
-            if self._ready:
-                self._measure(self._ready.popleft(), deadline)
-            elif not self._waiting:
-                break
-        if self.run.executor.pool is not None:
-            self.run.executor.pool.forget()
-
-    def _first_variants(self) -> list[Variant]:
-        task, gpu = self.task, self.run.gpu
-        bucket = BatchBucket.of(task.batch)
-        default = default_variant(task.spec, task.batch, task.page_size)
-        near = self.run.store.best_configs(spec=task.spec, page_size=task.page_size, gpu_name=gpu.name)
-        near.sort(key=lambda config: config.shape.bucket.distance(bucket))
-        runnable = [c.variant for c in near if why_invalid(c.variant, task.spec, gpu) is None]
-        winners = (template_of(variant).settle(variant, bucket) for variant in runnable[:NEIGHBOURS])
-        valid = frozenset(self._valid)
-        likely = dict.fromkeys((*winners, *candidates(task.spec, bucket, task.page_size, gpu)))
-        # Through the interpreter most of them are the same variant again.
-        found = [variant for variant in likely if variant in valid]
-        return [default, *found] if why_invalid(default, task.spec, gpu) is None else found
-
-    def _ask_ahead(self) -> None:
-        """Ask until enough variants are on their way, or all trials; one that is skipped does not count as a trial."""
-        settings, pool = self.run.settings, self.run.executor.pool
-        # Where nothing is compiled ahead, asking ahead would only keep the sampler from learning.
-        ahead = 1 if pool is None else settings.ahead
+    def ask_ahead(self) -> None:
+        """Ask until enough variants are on their way to be compiled, or all trials; one that is skipped is no trial."""
         while (
-            len(self._ready) + sum(map(len, self._waiting.values())) < ahead
-            and self.result.reused + self._asked - self.result.skipped < settings.trials
+            len(self._ready) + len(self._waiting) + (self._flight is not None) < self.run.ahead
+            and self._trials + len(self._proven) < self.run.settings.trials
         ):
             variant = self._study.ask()
             if variant is None:
                 return
             self._asked += 1
-            self._compile(variant)
+            if self.run.builds is None:
+                self._ready.append(variant)
+            else:
+                self.run.builds.order(self.task, variant)
+                self._waiting.append(variant)
 
-    def _compile(self, variant: Variant) -> None:
-        pool, task = self.run.executor.pool, self.task
-        if pool is None:
-            self._ready.append(variant)
+    def explore(self, deadline: float) -> None:
+        """Try variants until all trials are made, none is left, or the next would not end by `deadline`."""
+        self.run.listener.started(self.task, len(self._valid), self.result.reused)
+        self._look_around()
+        self.ask_ahead()
+        if self._ready or self._waiting or self._proven:
+            self._prepare(deadline)
+        while not self._is_over:
+            outcome = self._land()
+            self._is_over |= self.run.executor.clock() + self.trial_seconds >= deadline
+            try:
+                if not self._is_over:
+                    self._collect(0.0)
+                    self._take_off(deadline)
+            finally:
+                # While the next one is measured; what is finished is kept whatever else goes wrong.
+                if outcome is not None:
+                    self._store(outcome)
+            if self._is_over:
+                break
+            self.ask_ahead()
+            if self._flight is None and not self._ready and not self._proven:
+                if not self._waiting:
+                    break
+                self._collect(min(POLL_S, deadline - self.run.executor.clock()))
+        self.run.timed[self.task] = self.timed
+        if self.run.builds is not None:
+            self.run.builds.forget()
+
+    @property
+    def _trials(self) -> int:
+        """How many trials were made or will be, of those asked for so far."""
+        return self.result.reused + self._asked - self.result.skipped
+
+    def _look_around(self) -> None:
+        """See what is known of other batches now, and leave some trials to what did well there."""
+        known, self.neighbours = self.neighbours, neighbours(self.task, self.run)
+        self._study.prefer([variant for variant in self.neighbours if variant not in known])
+        free = self.run.settings.trials - self.result.reused - len(self._first)
+        self._proven.extend(proven(self.task, self.run)[: max(0, int(PROVEN_SHARE * free))])
+
+    def _prepare(self, deadline: float) -> None:
+        """Have the worker started and all made that measurements share, while the first variants are compiled."""
+        executor, job = self.run.executor, PrepareJob(self.task, self.run.settings.seed, self.run.regime)
+        if not executor.worker.ready(deadline - executor.clock()):
+            self._is_over = True
             return
-        code = template_of(variant).code_key(variant)
-        if code in self._compiled:
-            self._sort_out(variant, self._compiled[code])
-        elif code in self._waiting:
-            self._waiting[code].append(variant)
-        else:
-            self._waiting[code] = [variant]
-            pool.submit(CompileJob(variant, task.spec, self.run.gpu, task.batch))
+        try:
+            self._prepared_s = executor.worker.submit(job, self._job_limit_s(), deadline).result()
+        except JobError:
+            # The measurements will fail for the same reason, and each says so.
+            return
+        self.result.measuring_seconds += self._prepared_s
 
     def _collect(self, wait_s: float) -> None:
-        pool, clock = self.run.executor.pool, self.run.executor.clock
-        assert pool is not None
-        was_full, start = pool.pending >= pool.processes, clock()
-        for variant, compiled in pool.results(wait_s):
-            code = template_of(variant).code_key(variant)
-            self._compiled[code] = compiled
-            for waiting in self._waiting.pop(code):
-                self._sort_out(waiting, compiled)
-        self.result.compiling_seconds += (clock() - start) * was_full
+        """Sort what is compiled into what the GPU can launch, and what is an outcome already."""
+        builds = self.run.builds
+        if builds is None or not self._waiting:
+            return
+        builds.collect(wait_s)
+        waiting, self._waiting = self._waiting, []
+        for variant in waiting:
+            match builds.result(self.task, variant):
+                case None:
+                    self._waiting.append(variant)
+                case Failed() as failed:
+                    self._store(failed)
+                case StaticFacts(shared_bytes=shared) if shared > self.run.gpu.shared_memory_bytes:
+                    self._store(Skipped(variant, EXCEEDS_SHARED_MEMORY))
+                case StaticFacts():
+                    self._ready.append(variant)
 
-    def _sort_out(self, variant: Variant, compiled: StaticFacts | Failed) -> None:
-        """Leave to the GPU only what can be launched there."""
-        if isinstance(compiled, Failed):
-            self._store(replace(compiled, variant=variant))
-        elif compiled.shared_bytes > self.run.gpu.shared_memory_bytes:
-            self._store(Skipped(variant, EXCEEDS_SHARED_MEMORY))
-        else:
-            self._ready.append(variant)
-
-    def _measure(self, variant: Variant, deadline: float) -> None:
+    def _take_off(self, deadline: float) -> None:
+        """Have the next variant measured, if there is one."""
+        variant = self._next()
+        if variant is None:
+            return
         executor, settings = self.run.executor, self.run.settings
-        pool, start = executor.pool, executor.clock()
-        was_full = pool is not None and pool.pending >= pool.processes
-        # A budget that runs out must not be exceeded by a job that hangs.
-        limit_s = min(self._job_limit_s(), deadline - start)
+        start = executor.clock()
+        if not executor.worker.ready(deadline - start):
+            self._is_over = True
+            return
         samples = min(settings.samples, INTERPRETED_SAMPLES) if self.run.gpu.is_interpreter else settings.samples
-        job = MeasureJob(self.task, variant, samples, settings.seed, self.run.regime)
-        outcome = executor.worker.run(job, limit_s)
-        seconds = executor.clock() - start
+        facts = self._facts(variant)
+        job = MeasureJob(self.task, variant, samples, settings.seed, self.run.regime, self._best_ms,
+                         "" if facts is None else facts.code_hash)
+        flight = self._flight = Flight(
+            variant, executor.worker.submit(job, self._job_limit_s(), deadline), start, deadline)
+
+        def note_end(_: object) -> None:
+            flight.end = executor.clock()
+
+        flight.future.add_done_callback(note_end)
+
+    def _next(self) -> Variant | None:
+        """The next of those that are compiled: one that was asked for, or else one that did well elsewhere."""
+        if self._ready:
+            return self._ready.popleft()
+        while self._proven:
+            # One that was tried or asked for already leaves its trial to the sampler.
+            if self._study.claim(variant := self._proven.popleft()):
+                self._asked += 1
+                return variant
+        return None
+
+    def _land(self) -> Outcome | None:
+        """The outcome of the measurement under way, once there is one that its variant is to blame for."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return None
+        try:
+            outcome = flight.future.result()
+        except JobError:
+            # Its turn on the GPU did not come before the time was up.
+            self._is_over = True
+            return None
+        seconds = flight.end - flight.start
         self.result.measuring_seconds += seconds
-        self.result.compiling_seconds += seconds * was_full
         self._costs.append(seconds)
-        is_cut_short = isinstance(outcome, Failed) and limit_s < self._job_limit_s() and seconds >= limit_s
+        if not isinstance(outcome, Failed):
+            self._slowest_s = max(seconds, self._slowest_s or 0.0)
         # A variant is not to blame for a budget that ran out.
-        if not is_cut_short:
-            self._store(outcome)
+        is_cut_short = isinstance(outcome, Failed) and flight.end >= flight.deadline
+        return None if is_cut_short else outcome
 
     def _job_limit_s(self) -> float:
-        if not self.run.gpu.is_interpreter:
-            return JOB_LIMIT_S
-        return JOB_LIMIT_S + INTERPRETER_MARGIN * LAUNCHES_PER_TRIAL * interpreted_seconds(self.task)
+        limit_s = JOB_LIMIT_S
+        if self.run.gpu.is_interpreter:
+            limit_s += INTERPRETER_MARGIN * LAUNCHES_PER_TRIAL * interpreted_seconds(self.task)
+        if self._slowest_s is None:
+            return limit_s
+        # A process that replaces another prepares the task again.
+        return min(limit_s, HANG_S + HANG_FACTOR * (self._prepared_s + self._slowest_s))
+
+    def _facts(self, variant: Variant) -> StaticFacts | None:
+        compiled = None if self.run.builds is None else self.run.builds.result(self.task, variant)
+        return compiled if isinstance(compiled, StaticFacts) else None
 
     def _store(self, outcome: Outcome) -> None:
         run, variant = self.run, outcome.variant
-        compiled = self._compiled.get(template_of(variant).code_key(variant))
-        facts = compiled if isinstance(compiled, StaticFacts) else None
         environment = run.executor.environment_of(variant.template, run.gpu)
-        run.store.add_trial(TrialRecord(run.run_id, self.setting, environment, outcome, facts))
+        run.store.add_trial(TrialRecord(run.run_id, self.setting, environment, outcome, self._facts(variant)))
         self.result.tried += not isinstance(outcome, Skipped)
         self._note(outcome)
         run.listener.tried(self._progress(outcome))
@@ -188,17 +267,21 @@ class Search:
         self.result.count(outcome)
         if isinstance(outcome, Timed):
             self.timed[outcome.variant] = outcome.timing
+            ms = outcome.timing.median_ms
+            self._best_ms = ms if self._best_ms is None else min(ms, self._best_ms)
+            if outcome.same_as is not None:
+                self.same_as[outcome.variant] = outcome.same_as
+                self.result.repeated += 1
 
     def _progress(self, outcome: Outcome) -> Progress:
-        times = {variant: timing.median_ms for variant, timing in self.timed.items()}
-        baseline = self.baseline
+        default = self.timed.get(default_variant(self.task.spec, self.task.batch, self.task.page_size))
         return Progress(
             task=self.task,
             outcome=outcome,
             done=self.result.outcomes.total() - self.result.skipped,
             planned=self.run.settings.trials,
-            best_ms=min(times.values(), default=None),
-            default_ms=times[baseline] if baseline is not None else None,
+            best_ms=self._best_ms,
+            default_ms=None if default is None else default.median_ms,
             outcomes=self.result.outcomes.copy(),
             seconds_left=self.run.seconds_left,
         )

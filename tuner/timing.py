@@ -50,6 +50,11 @@ class Stopwatch(Generic[T]):
         self._capture()
         self._fill_sample()
 
+    @property
+    def launches(self) -> int:
+        """Launches in a sample."""
+        return self._launches
+
     def samples(self, count: int) -> tuple[float, ...]:
         """`count` samples in milliseconds per launch, taken back to back after one that is dropped."""
         if self.regime.capture == "interpreter":

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
-from ..db.records import utc_now
+from ..db.records import Setting, utc_now
 from ..db.store import Store
-from ..kernel_templates.batch import Shape
+from ..kernel_templates.batch import Shape, minimum_traffic
+from ..kernel_templates.device import present_memory_bytes
 from ..kernel_templates.errors import InputError
-from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.outcome import BestConfig, Verdict
 from ..kernel_templates.variant import Variant
+from .builds import Builds
+from .card import card_state
 from .final import Final
-from .forecast import LAUNCHES_PER_TRIAL, interpreted_seconds
+from .forecast import FEWEST_TRIALS, fewest_seconds
 from .run import Executor, Listener, Run, Settings, TaskResult
 from .search import Search
 from .task import Task
@@ -21,8 +25,6 @@ from .task import Task
 # Of a task's time, what is kept for its final race, and the most that one takes: nine variants at 0.1 to 1 s each.
 RACE_SHARE = 0.25
 RACE_LIMIT_S = 20.0
-# A search that tries fewer variants than the default and another has nothing to choose.
-FEWEST_TRIALS = 2
 
 
 def tune(
@@ -38,33 +40,83 @@ def tune(
     `settings.seconds` is divided fairly among the tasks; what one leaves goes to those after it. Stored outcomes that
     still hold count as trials and are not measured again. When this is interrupted, or fails, what is finished stays
     stored and `executor` is closed; else it can go on being used. Raises `InputError` for a batch that the interpreter
-    cannot run in that time and for an unknown sampler, and `StoreError` when an outcome cannot be stored.
+    cannot run in that time or the GPU's memory cannot hold and for an unknown sampler, and `StoreError` when an outcome
+    cannot be stored.
     """
     if gpu.is_interpreter:
         refuse_long(tasks, settings)
-    start = executor.clock()
-    deadline = start + (math.inf if settings.seconds is None else settings.seconds)
+    else:
+        refuse_large(tasks)
+    seconds = math.inf if settings.seconds is None else settings.seconds
+    deadline = executor.clock() + seconds - executor.aside_s
     try:
-        run_id = store.start_run(settings.as_json())
-        run = Run(gpu, store, settings, executor, listener or Listener(), run_id, deadline)
-        return [_tune(task, run, len(tasks) - index) for index, task in enumerate(tasks)]
+        card = {"uuid": executor.uuid, "start": _card_state(executor)}
+        processes = executor.pool and executor.pool.processes
+        run_id = store.start_run({**settings.as_json(), "processes": processes, "card": card})
+        builds = None if executor.pool is None else Builds(executor.pool, gpu)
+        run = Run(gpu, store, settings, executor, listener or Listener(), run_id, deadline, builds)
+        searches = Searches(tasks, run)
+        results = [_tune(searches, run, len(tasks) - index) for index in range(len(tasks))]
+        store.finish_run(run_id, {"card": {**card, "end": _card_state(executor)}})
+        return results
     except BaseException:
         executor.close()
         raise
 
 
-def _tune(task: Task, run: Run, tasks_left: int) -> TaskResult:
-    clock = run.executor.clock
-    start = clock()
+def _card_state(executor: Executor) -> dict[str, object] | None:
+    state = None if executor.uuid is None else card_state(executor.uuid)
+    return None if state is None else asdict(state)
+
+
+class Searches:
+    """The searches over `tasks`, one after the other. The next one can be begun while the GPU is busy with the last."""
+
+    def __init__(self, tasks: Sequence[Task], run: Run) -> None:
+        self._tasks = iter(tasks)
+        self._run = run
+        self._next: Search | None = None
+        if any(self._is_open(task) for task in tasks):
+            run.executor.start()
+
+    def begin_next(self) -> None:
+        """Have the first variants of the next search compiled, if there is one that has not begun."""
+        task = next(self._tasks, None) if self._next is None else None
+        if task is not None:
+            self._next = Search(task, self._run)
+            self._next.reuse()
+            self._next.ask_ahead()
+
+    def take(self) -> Search:
+        """The next search."""
+        self.begin_next()
+        search, self._next = self._next, None
+        assert search is not None
+        return search
+
+    def _is_open(self, task: Task) -> bool:
+        setting = Setting(task.spec, task.batch, task.page_size, self._run.gpu, self._run.regime)
+        stored = self._run.store.reusable_trials(setting, self._run.executor.environment_of)
+        return len(stored) < self._run.settings.trials
+
+
+def _tune(searches: Searches, run: Run, tasks_left: int) -> TaskResult:
+    executor, start = run.executor, run.executor.clock()
+    full_start = executor.pool.full_seconds if executor.pool else 0.0
     seconds = run.seconds_left / tasks_left
-    search = Search(task, run)
-    search.reuse()
+    search = searches.take()
     search.explore(start + seconds - min(RACE_SHARE * seconds, RACE_LIMIT_S))
+    if executor.racer is not None:
+        # There may not be memory for both.
+        executor.worker.free()
     result = search.result
     result.baseline = search.baseline
     if result.baseline is not None:
-        result.best = _kept(search) or _decide(search, result.baseline, start + seconds)
-    result.seconds = clock() - start
+        result.best = _kept(search) or _decide(search, result.baseline, start + seconds, searches.begin_next)
+    if executor.racer is not None:
+        executor.racer.free()
+    result.seconds = executor.clock() - start
+    result.compiling_seconds = (executor.pool.full_seconds if executor.pool else 0.0) - full_start
     run.listener.finished(result)
     return result
 
@@ -86,10 +138,10 @@ def _kept(search: Search) -> BestConfig | None:
     return None
 
 
-def _decide(search: Search, baseline: Variant, deadline: float) -> BestConfig:
+def _decide(search: Search, baseline: Variant, deadline: float, meanwhile: Callable[[], None]) -> BestConfig:
     run, task = search.run, search.task
     final = Final(search, baseline)
-    variant, verdict = final.decide(min(deadline, run.executor.clock() + RACE_LIMIT_S))
+    variant, verdict = final.decide(min(deadline, run.executor.clock() + RACE_LIMIT_S), meanwhile)
     best = BestConfig(
         shape=Shape.of(task.spec, task.batch),
         gpu=run.gpu,
@@ -107,14 +159,27 @@ def _decide(search: Search, baseline: Variant, deadline: float) -> BestConfig:
 
 
 def refuse_long(tasks: Sequence[Task], settings: Settings) -> None:
-    """Raise `InputError` when the interpreter is expected to take longer than all the time there is for one task."""
+    """Raise `InputError` when the interpreter is expected to take longer for one task than that one's share."""
     if settings.seconds is None:
         return
-    trials = min(FEWEST_TRIALS, settings.trials)
+    share = settings.seconds / len(tasks)
     for task in tasks:
-        seconds = trials * LAUNCHES_PER_TRIAL * interpreted_seconds(task)
-        if seconds > settings.seconds:
+        seconds = fewest_seconds([task], INTERPRETER, settings.trials)
+        if seconds > share:
+            needed = fewest_seconds(tasks, INTERPRETER, settings.trials)
             raise InputError(
-                f"batch {str(task.batch)!r} is too large for Triton's interpreter: {trials} variants would take about "
-                f"{seconds:.0f} s, and there are {settings.seconds:.0f} s; accepted is a smaller batch, or more seconds"
-            )
+                f"batch {str(task.batch)!r} is too large for Triton's interpreter: "
+                f"{min(FEWEST_TRIALS, settings.trials)} variants would take about {seconds:.0f} s, and its share of "
+                f"the time is {share:.0f} s; accepted is a smaller batch, or {math.ceil(needed)} seconds for all "
+                f"{len(tasks)} searches")
+
+
+def refuse_large(tasks: Sequence[Task]) -> None:
+    """Raise `InputError` for a task whose queries, keys and values exceed the memory of the present GPU."""
+    memory = present_memory_bytes()
+    for task in tasks:
+        needed, _ = minimum_traffic(task.spec, task.batch)
+        if memory is not None and needed > memory:
+            raise InputError(
+                f"batch {str(task.batch)!r} needs {needed / 2**30:.1f} GiB of GPU memory for its queries, keys and "
+                f"values, and the GPU has {memory / 2**30:.1f} GiB; accepted is a smaller batch")

@@ -1,15 +1,24 @@
-"""How batches, variants and times are put in few words."""
+"""How batches, variants, times and what came of trials are put in few words."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
+from collections.abc import Sequence
 
+from ..db.table import Answer
 from ..kernel_templates.batch import Batch
+from ..kernel_templates.default import default_variant
+from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.outcome import Check
+from ..kernel_templates.template import why_invalid
 from ..kernel_templates.variant import Variant
-from .run import Progress
+from .run import Progress, Reason, TaskResult
 
 # A batch whose text is longer than this is shortened.
 BATCH_WIDTH = 44
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def short(batch: Batch) -> str:
@@ -55,3 +64,59 @@ def progress_text(progress: Progress) -> str:
     if math.isfinite(progress.seconds_left):
         parts.append(f"at most {seconds(max(0.0, progress.seconds_left))} left")
     return "; ".join(parts)
+
+
+def rival(result: TaskResult, gpu: Gpu) -> str:
+    """What a speed-up is over: the default, or what stood in for it and why."""
+    task, baseline = result.task, result.baseline
+    default = default_variant(task.spec, task.batch, task.page_size)
+    if baseline is None or baseline == default:
+        return "the default"
+    lack = "cannot run" if why_invalid(default, task.spec, gpu) else "was not right and timed"
+    return f"{baseline.key()}, the default {lack}"
+
+
+def judgement(check: Check) -> str:
+    """Whether a result was right, and its worst row."""
+    worst = check.detail or f"its error is {check.worst_ratio:.3g} times what is tolerated"
+    return f"{'right' if check.passed else 'wrong'}; the worst row: {worst}"
+
+
+def origin(answer: Answer) -> str:
+    """What the answer of a lookup was taken from."""
+    config = answer.config
+    if config is None:
+        return "nothing tuned fits, so the values are chosen by rule"
+    text = (f"tuned on {short(Batch.parse(config.batch))}, {milliseconds(config.timing.median_ms)} there, "
+            f"{config.speedup:.2f}x over the default, regime {config.timing.regime}")
+    return text + ("; stale: measured with another kernel source, Triton or driver" if answer.stale else "")
+
+
+def shares(results: Sequence[TaskResult]) -> str:
+    """How busy the two sides of a run were, how fast it went, and how often it found a variant to be another's twin."""
+    wall = sum(result.seconds for result in results)
+    measuring = sum(result.measuring_seconds for result in results)
+    compiling = sum(result.compiling_seconds for result in results)
+    tried, repeated = (sum(getattr(result, name) for result in results) for name in ("tried", "repeated"))
+    if not wall:
+        return "nothing was to be done"
+    twins = f", {repeated} of them by the result of a variant with the same code and launch" if repeated else ""
+    return (f"the GPU was measuring or checking for {measuring / wall:.0%} of the time and all compiling processes "
+            f"were busy for {compiling / wall:.0%}; {tried / wall:.1f} variants a second{twins}")
+
+
+def unused(outdated: Counter[str]) -> list[str]:
+    """A sentence for each reason why stored trials were not used."""
+    return [
+        f"1 stored trial was {reason} and is not used" if count == 1 else
+        f"{count} stored trials were {reason} and are not used"
+        for reason, count in outdated.most_common()
+    ]
+
+
+def grouped(reasons: Counter[Reason]) -> Counter[Reason]:
+    """`reasons` with those together that differ only in numbers, which are then written as N."""
+    groups: dict[Reason, Counter[Reason]] = {}
+    for (outcome, stage, reason), count in reasons.items():
+        groups.setdefault((outcome, stage, _NUMBER.sub("N", reason)), Counter())[outcome, stage, reason] += count
+    return Counter({kind if len(group) > 1 else next(iter(group)): group.total() for kind, group in groups.items()})

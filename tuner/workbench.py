@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Hashable
+
 import torch
 
 from ..kernel_templates.batch import minimum_traffic
+from ..kernel_templates.device import present_uuid
 from ..kernel_templates.errors import GpuError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.inputs import make_tensors
 from ..kernel_templates.launch import Launcher, Tensors, make_launcher
-from ..kernel_templates.outcome import Regime
+from ..kernel_templates.outcome import Regime, Timed, Wrong
 from ..kernel_templates.variant import Variant
 from .check import Checker
+from .sentinel import Sentinel
 from .task import Task
 from .timing import Stopwatch, num_buffers, plan_ms
 
@@ -25,12 +30,28 @@ class Workbench:
         self.task = task
         self.gpu = gpu
         self.device = "cpu" if gpu.is_interpreter else "cuda"
+        # Outcomes by what was measured: the code, the launch and how.
+        self.measured: dict[Hashable, Timed | Wrong] = {}
         self._checkers: dict[int, Checker] = {}
         self._buffers: list[Tensors] = []
 
-    def planned(self, variant: Variant) -> tuple[Launcher, float]:
-        """The launcher of `variant` with the task's batch planned, and the milliseconds that a plan takes."""
+    @functools.cached_property
+    def uuid(self) -> str | None:
+        """The card's, None for the interpreter."""
+        return None if self.gpu.is_interpreter else present_uuid()
+
+    @functools.cached_property
+    def sentinel(self) -> Sentinel:
+        """The sentinel of the task's races. Needs a GPU."""
+        return Sentinel(self.device)
+
+    def planned(self, variant: Variant, regime: Regime) -> tuple[Launcher, float]:
+        """The launcher of `variant` with the task's batch planned, and the milliseconds that a plan takes.
+
+        Its grid is that of the regime: as an engine would capture it, or just what the batch needs.
+        """
         launcher = make_launcher(variant, self.task.spec, self.gpu)
+        launcher.padded = regime.capture == "graph" and not self.gpu.is_interpreter
         return launcher, plan_ms(launcher, self.task.batch, self.device)
 
     def checker(self, seed: int) -> Checker:
@@ -42,10 +63,17 @@ class Workbench:
         return self._checkers[seed]
 
     def stopwatch(self, launcher: Launcher, regime: Regime) -> Stopwatch[Tensors]:
-        """A stopwatch on `launcher` in `regime`, or in the interpreter's."""
+        """A stopwatch on `launcher` in `regime`, or in the interpreter's.
+
+        A launcher that cannot be captured is planned anew, with the grid of eager launches.
+        """
         if self.gpu.is_interpreter:
             regime = Regime("interpreter")
-        return Stopwatch(launcher.run, self.buffers(regime), regime)
+        watch = Stopwatch(launcher.run, self.buffers(regime), regime)
+        if launcher.padded and watch.regime.capture == "eager":
+            launcher.padded = False
+            launcher.plan(self.task.batch, self.device)
+        return watch
 
     def buffers(self, regime: Regime) -> list[Tensors]:
         """The sets of tensors to rotate: in a cold regime, enough that each has left L2 when its turn comes."""

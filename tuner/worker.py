@@ -2,49 +2,100 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from ..kernel_templates.device import present_uuid
 from ..kernel_templates.errors import JobError
+from ..kernel_templates.gpu import Gpu
 from .cache import triton_cache
+from .card import GpuLock
 from .child import Job, Setup
+from .jobs import FreeJob
 from .process import ChildProcess
 
 R = TypeVar("R")
+
+# Memory is given back at once, unless the process hangs.
+FREE_LIMIT_S = 10.0
 
 
 class Worker:
     """Runs jobs one at a time in a process of its own, which keeps what the jobs of one task share.
 
     With `interpret`, kernels run through Triton's interpreter on the CPU there. A process either interprets or compiles
-    for as long as it lives, whatever the parent does.
+    for as long as it lives, whatever the parent does. With `lock`, it has the card to itself while a job runs.
     """
 
-    def __init__(self, interpret: bool) -> None:
+    def __init__(self, interpret: bool, lock: GpuLock | None = None) -> None:
         self.interpret = interpret
+        self._lock = lock
+        # The process dies with the thread that started it, so there is one for as long as the worker is open.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self._process = ChildProcess(
             Setup(interpret=interpret, preload=("torch",)),
             {"TRITON_INTERPRET": "1" if interpret else None, "TRITON_CACHE_DIR": str(triton_cache())},
         )
+
+    @classmethod
+    def on(cls, gpu: Gpu) -> Worker:
+        """A worker for `gpu`, the interpreter or the present one, whose card it shares with other runs."""
+        uuid = None if gpu.is_interpreter else present_uuid()
+        return cls(gpu.is_interpreter, None if uuid is None else GpuLock(uuid))
+
+    @property
+    def uuid(self) -> str | None:
+        """The card that is locked for each job, if one is."""
+        return None if self._lock is None else self._lock.uuid
 
     @property
     def pid(self) -> int | None:
         """The process now running, None before the first job and after a death."""
         return self._process.pid
 
-    def run(self, job: Job[R], timeout_s: float) -> R:
+    def run(self, job: Job[R], timeout_s: float, deadline: float = math.inf) -> R:
         """The result of `job`, which for one that raised, died or took longer than `timeout_s` is the job's to say.
 
-        Where a variant is to blame it is `Failed`; raises `JobError` where none is, and `TunerError` when no process
-        can be started.
+        Waiting for the card does not count, but ends, as the job does, at `deadline` of `time.monotonic`. Where a
+        variant is to blame it is `Failed`; raises `JobError` where none is, and `TunerError` when no process can be
+        started.
         """
-        try:
-            return self._process.run(job, timeout_s)
-        except JobError as error:
-            return job.settle(error, lambda rest: self.run(rest, timeout_s))
+        with contextlib.nullcontext() if self._lock is None else self._lock.held(deadline):
+            try:
+                return self._process.run(job, min(timeout_s, deadline - time.monotonic()))
+            except JobError as error:
+                failure = error
+        return job.settle(failure, lambda rest: self.run(rest, timeout_s, deadline))
+
+    def submit(self, job: Job[R], timeout_s: float, deadline: float = math.inf) -> Future[R]:
+        """Have `job` run, after those submitted before, as `run` does; the result is the future's."""
+        return self._thread.submit(self.run, job, timeout_s, deadline)
+
+    def start(self) -> None:
+        """Start the process, unless one runs, and do not wait until it can work."""
+        self._process.start()
+
+    def ready(self, limit_s: float) -> bool:
+        """Start the process, unless one runs, and wait for it up to `limit_s` seconds; whether it can work now.
+
+        Raises `TunerError` when it cannot be started.
+        """
+        return self._process.ready(limit_s)
+
+    def free(self) -> None:
+        """Have the process give back what it keeps, such as GPU memory; a process that does not run keeps nothing."""
+        if self.pid is not None:
+            with contextlib.suppress(JobError):
+                self._process.run(FreeJob(), FREE_LIMIT_S)
 
     def close(self) -> None:
         """End the process; a job that another thread runs in it now ends as if it had died."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
         self._process.close()
+        self._thread.shutdown()
 
     def __enter__(self) -> Worker:
         return self

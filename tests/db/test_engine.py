@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
-from attention_tuner.db.engine import WRITES, make_engine, sqlite_path, translated
+from attention_tuner.db.engine import WRITES, make_engine, shown_name, sqlite_path, translated
 from attention_tuner.kernel_templates.errors import StoreError
 
 
@@ -33,6 +33,19 @@ def test_a_password_is_not_shown():
     with pytest.raises(StoreError) as caught:
         make_engine("oracle+missing://user:secret@host/name", read_only=False, timeout_s=1)
     assert "secret" not in str(caught.value)
+
+
+def test_a_name_is_shown_as_it_was_given_but_without_a_password(tmp_path: Path):
+    assert shown_name("~/a.db") == "~/a.db"
+    assert shown_name(f"sqlite:///{tmp_path}/a.db") == f"{tmp_path}/a.db"
+    assert shown_name("postgresql+psycopg://user:secret@host/name") == "postgresql+psycopg://user:***@host/name"
+    assert "secret" not in shown_name("postgresql+psycopg://user@host/name?password=secret&sslmode=require")
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_refused(name: str):
+    with pytest.raises(StoreError, match="name of a database is empty"):
+        sqlite_path(name)
 
 
 @pytest.mark.parametrize("name", ["plain.db", "a b?mode=rwc#%41.db"])

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import functools
 import io
 import json
+import math
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 
 import attention_tuner.db.export as module
 from attention_tuner.db import SCHEMA_VERSION, ConfigTable, Store, export_json, import_json
-from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.batch import Batch, Shape
 from attention_tuner.kernel_templates.errors import StoreError
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Verdict
 from attention_tuner.kernel_templates.spec import AttentionSpec
@@ -31,7 +34,7 @@ def configs(make_config: Make) -> list[BestConfig]:
         first,
         make_config("64x1@4096", verdict=Verdict.TIE, full_check=False),
         make_config("2x1@48", variant=replace(first.variant, page_size=128), verdict=Verdict.AMBIGUOUS,
-                    shape=replace(first.shape, spec=small)),
+                    shape=Shape.of(small, Batch.parse("2x1@48"))),
         make_config(gpu=replace(first.gpu, name="NVIDIA H100"), environment=replace(first.environment, triton="3.6.0")),
     ]
 
@@ -85,7 +88,7 @@ def test_an_export_can_be_read_by_people(exported: Path, configs: list[BestConfi
 def test_export_import_and_store_give_the_same_lookups(tmp_path: Path, exported: Path, configs: list[BestConfig]):
     with Store.open(tmp_path / "other.db") as store:
         store.put_best(*import_json(exported))
-        table = ConfigTable.from_store(store)
+        table = ConfigTable.of(store.best_configs())
     original = ConfigTable.of(configs)
     assert table.id == original.id
     for config in configs:
@@ -96,9 +99,10 @@ def test_export_import_and_store_give_the_same_lookups(tmp_path: Path, exported:
 
 def test_another_schema_version_is_refused(exported: Path):
     document = json.loads(exported.read_text())
-    exported.write_text(json.dumps(document | {"schema_version": 2}))
-    with pytest.raises(StoreError, match=r"schema version 2; expected .* schema version 1"):
-        import_json(exported)
+    for version in (2, True, 1.0, "1"):
+        exported.write_text(json.dumps(document | {"schema_version": version}))
+        with pytest.raises(StoreError, match=rf"schema version {version!r}; expected .* schema version 1"):
+            import_json(exported)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "3", "null", '{"128": {"BLOCK_M": 64}}'])
@@ -133,7 +137,7 @@ def change(document: Any, path: str, value: Any) -> None:
     if value is None:
         del document[last]
     else:
-        document[last] = value
+        document[int(last) if last.isdigit() else last] = value
 
 
 CONFIG = "groups.0.configs.0"
@@ -141,32 +145,82 @@ CONFIG = "groups.0.configs.0"
 
 @pytest.mark.parametrize(("path", "value", "message"), [
     ("groups", None, "'groups' is missing"),
-    ("groups", 3, "not iterable"),
-    ("groups.0.gpu.num_sms", None, "num_sms"),
-    ("groups.0.gpu.name", 5, "holds a config that cannot be read"),
-    ("groups.0.gpu.capability", "9.0", "is no int"),
-    ("groups.0.environment.triton", 3.9, "is no str"),
-    (f"{CONFIG}.verdict", "good", "'good'"),
-    (f"{CONFIG}.full_check", 1, "is no bool"),
-    (f"{CONFIG}.batch", None, "'batch' is missing"),
-    (f"{CONFIG}.spec.num_kv_heads", "8", "holds a config that cannot be read"),
-    (f"{CONFIG}.spec.num_kv_heads", 8.0, "does not name an attention layer"),
-    (f"{CONFIG}.spec.num_kv_heads", 7, "not divisible"),
-    (f"{CONFIG}.spec.colour", "red", "colour"),
-    (f"{CONFIG}.bucket.short_kv", -1, "negative"),
-    (f"{CONFIG}.variant.key", "unified", "does not name a variant"),
+    ("groups", 3, "'groups' is 3; expected a list"),
+    ("groups.0", [], r"'groups\[0\]' is \[\]; expected an object"),
+    ("groups.0.gpu.num_sms", None, r"'groups\[0\].gpu.num_sms' is missing"),
+    ("groups.0.gpu.num_sms", 4.5, "num_sms' is 4.5; expected a whole number"),
+    ("groups.0.gpu.num_sms", True, "num_sms' is True; expected a whole number"),
+    ("groups.0.gpu.l2_bytes", 2**70, "l2_bytes' is 1180591620717411303424; expected a whole number"),
+    ("groups.0.gpu.name", 5, "name' is 5; expected a text"),
+    ("groups.0.gpu.name", "H200\ud800", "name' is .* lone surrogates"),
+    ("groups.0.gpu.name", "H200\0", "name' is .* without null characters"),
+    ("groups.0.gpu.name", " ", "gpu' cannot be used: a GPU needs a name"),
+    ("groups.0.gpu.capability", "9.0", "capability' is '9.0'; expected a list"),
+    ("groups.0.gpu.capability", [9], "expected a list of two numbers"),
+    ("groups.0.environment.triton", 3.9, "triton' is 3.9; expected a text"),
+    ("groups.0.environment.colour", "red", "environment.colour' is unknown; expected one of kernel_hash, triton"),
+    (f"{CONFIG}.verdict", "good", "verdict' is 'good'; expected one of fast, tie, ambiguous"),
+    (f"{CONFIG}.full_check", 1, "full_check' is 1; expected true or false"),
+    (f"{CONFIG}.batch", None, "batch' is missing"),
+    (f"{CONFIG}.batch", "garbage", "batch' cannot be used: cannot read 'garbage'"),
+    (f"{CONFIG}.batch", "1x1@1", "batch' cannot be used: batch '1x1@1' is of bucket 1-1-2-0-0-0-1, not"),
+    (f"{CONFIG}.spec.num_kv_heads", "8", "num_kv_heads' is '8'; expected a whole number"),
+    (f"{CONFIG}.spec.num_kv_heads", 8.0, "num_kv_heads' is 8.0; expected a whole number"),
+    (f"{CONFIG}.spec.num_kv_heads", 7, "spec' cannot be used: .* not divisible"),
+    (f"{CONFIG}.spec.has_sinks", 0, "has_sinks' is 0; expected true or false"),
+    (f"{CONFIG}.spec.scale", math.inf, "scale' is inf; expected a number"),
+    (f"{CONFIG}.spec.colour", "red", "spec.colour' is unknown"),
+    (f"{CONFIG}.bucket.short_kv", -1, "short_kv' is -1; expected a whole number from 0"),
+    (f"{CONFIG}.variant.key", "unified", "key' cannot be used: .* does not name a variant"),
     (f"{CONFIG}.variant.values", {"block_m": 16}, "not those of the key"),
+    (f"{CONFIG}.variant.values", {"block_m": 16.0}, "values.block_m' is 16.0"),
     (f"{CONFIG}.page_size", 32, "not those of the key"),
-    (f"{CONFIG}.time.samples_ms", [], "at least one sample"),
-    (f"{CONFIG}.time.regime.capture", "film", "'film'"),
+    (f"{CONFIG}.page_size", 16.0, "page_size' is 16.0"),
+    (f"{CONFIG}.time.samples_ms", [], "samples_ms' cannot be used: .* at least one sample"),
+    (f"{CONFIG}.time.samples_ms", "123", "samples_ms' is '123'; expected a list"),
+    (f"{CONFIG}.time.samples_ms", [0.1, "1"], r"samples_ms\[1\]' is '1'; expected a number"),
+    (f"{CONFIG}.time.samples_ms", [10**400], r"samples_ms\[0\]' is 1000.*; expected a number"),
+    (f"{CONFIG}.time.plan_ms", math.nan, "plan_ms' is nan; expected a number from 0"),
+    (f"{CONFIG}.time.plan_ms", -1, "plan_ms' is -1; expected a number from 0"),
+    (f"{CONFIG}.time.median_ms", "1", "median_ms' is '1'; expected a number"),
+    (f"{CONFIG}.time.regime.capture", "film", "regime' cannot be used: .*'film'"),
+    (f"{CONFIG}.measured_at", "yesterday", "measured_at' is 'yesterday'; expected a time in UTC"),
+    (f"{CONFIG}.measured_at", "2026-11-29T12:00:00", "measured_at' is .*; expected a time in UTC"),
 ])
-def test_a_damaged_config_is_refused(exported: Path, path: str, value: Any, message: str):
+def test_a_damaged_config_is_refused_by_name(exported: Path, path: str, value: Any, message: str):
     document = json.loads(exported.read_text())
     change(document, path, value)
     exported.write_text(json.dumps(document))
-    with pytest.raises(StoreError, match=message) as caught:
+    with pytest.raises(StoreError, match=rf"out\.json' cannot be imported: .*{message}") as caught:
         import_json(exported)
-    assert "expected a file that `attention-tuner export` wrote, of schema version 1" in str(caught.value)
+    place = re.sub(r"\.([0-9]+)", r"[\1]", path)
+    assert str(caught.value).split("'")[3].startswith(place.rpartition(".")[0])
+    assert len(str(caught.value)) < 600
+
+
+def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    for name, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from leaves(each, (*place, name))
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 0, 4.5, 2**70, math.nan, "", "x", "\ud800", [], {}, {"": 1}, [[1]]])
+def test_whatever_stands_anywhere_is_refused_or_can_be_stored(tmp_path: Path, configs: list[BestConfig], value: Any):
+    export_json(configs[:1], tmp_path / "out.json")
+    text = (tmp_path / "out.json").read_text()
+    with Store.open(tmp_path / "a.db") as store:
+        for *parents, last in [place for place in leaves(json.loads(text)) if place]:
+            document = json.loads(text)
+            functools.reduce(lambda each, name: each[name], parents, document)[last] = value
+            (tmp_path / "in.json").write_text(json.dumps(document))
+            try:
+                found = import_json(tmp_path / "in.json")
+            except StoreError:
+                continue
+            store.put_best(*found)
+            assert set(found) <= set(store.best_configs())
+            export_json(found, tmp_path / "again.json")
+            assert import_json(tmp_path / "again.json") == found
 
 
 def test_a_failed_export_leaves_the_old_file(tmp_path: Path, exported: Path, configs: list[BestConfig],

@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,15 @@ def test_migrations_make_what_the_models_say(tmp_path: Path):
             "version_table": migrate.VERSION_TABLE, "compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, Base.metadata) == []
     engine.dispose()
+
+
+def test_two_threads_make_two_databases_at_once(tmp_path: Path):
+    def make(number: int) -> None:
+        Store.open(tmp_path / f"{number}.db").close()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(make, range(24)))
+    assert len(list(tmp_path.glob("*.db"))) == 24
 
 
 def test_an_older_database_is_migrated_and_keeps_its_rows(tmp_path: Path, add_migration: Callable[[str], None],

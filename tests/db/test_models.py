@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from attention_tuner.db import Setting, Store, TrialRecord
 from attention_tuner.db.models import UNREADABLE, BestRow, TrialRow
+from attention_tuner.db.records import utc_now
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import (
@@ -59,8 +60,9 @@ environments = st.builds(Environment, texts, texts, texts, texts)
 facts = st.none() | st.builds(StaticFacts, sizes, sizes, sizes, texts, texts)
 places = st.builds(Setting, specs, batches, st.just(16), gpus, regimes)
 trials = st.builds(TrialRecord, st.just(1), places, environments, outcomes, facts, texts)
-configs = st.builds(BestConfig, st.builds(Shape.of, specs, batches), gpus, variants, timings, timings,
-                    st.sampled_from(Verdict), st.booleans(), environments, batches.map(str), texts)
+configs = st.builds(
+    lambda spec, batch, *rest: BestConfig(Shape.of(spec, batch), *rest, batch=str(batch), measured_at=utc_now()),
+    specs, batches, gpus, variants, timings, timings, st.sampled_from(Verdict), st.booleans(), environments)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +129,8 @@ def test_a_poisoned_trial_raises_only_what_is_caught(make_trial: Callable[..., T
 
 
 @pytest.mark.parametrize(("column", "value"), [
-    ("spec", ""), ("bucket", "1-2"), ("variant", "unified:page_size=32,block_m=16"), ("verdict", "good"),
+    ("spec", ""), ("bucket", "1-2"), ("batch", "garbage"), ("batch", "1x1@1"), ("plan_ms", -1.0),
+    ("variant", "unified:page_size=32,block_m=16"), ("verdict", "good"),
     ("samples_ms", "7"), ("default_samples_ms", "[-1]"), ("default_regime", "x-y-z"), ("gpu_num_sms", "many"),
 ])
 def test_a_poisoned_config_raises_only_what_is_caught(make_config: Callable[..., BestConfig], column: str,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -143,6 +144,19 @@ def test_a_read_only_file_can_be_read_but_not_opened_for_writing(make_config: Ca
         assert os.listdir(folder) == ["a.db"]
 
 
+@pytest.mark.parametrize("mode", ["WAL", "DELETE"])
+def test_reading_leaves_nothing_beside_the_file(tmp_path: Path, make_config: Callable[..., BestConfig], mode: str):
+    path = tmp_path / "a.db"
+    with Store.open(path) as store:
+        store.put_best(make_config())
+    execute(path, f"PRAGMA journal_mode = {mode}")
+    before = path.read_bytes()
+    with Store.open(path, create=False) as store:
+        assert store.best_configs() == [make_config()]
+    assert os.listdir(tmp_path) == ["a.db"]
+    assert path.read_bytes() == before
+
+
 # Trials
 
 
@@ -153,6 +167,15 @@ def test_a_trial_is_there_at_once(store: Store, make_trial: Callable[..., TrialR
     with Store.open(store.name, create=False) as reader:
         assert reader.reusable_trials(setting, now) == [make_trial(run_id=2)]
         assert reader.trial_counts() == {"timed": 1}
+
+
+def test_what_is_known_at_the_end_of_a_run_joins_its_settings(store: Store):
+    runs = [store.start_run({"seed": seed, "card": None}) for seed in range(2)]
+    store.finish_run(runs[1], {"card": {"end": 1}})
+    with sqlite3.connect(store.name) as connection:
+        rows = connection.execute("select settings from runs order by id").fetchall()
+    connection.close()
+    assert [json.loads(text) for text, in rows] == [{"seed": 0, "card": None}, {"seed": 1, "card": {"end": 1}}]
 
 
 def test_a_trial_needs_its_run(store: Store, make_trial: Callable[..., TrialRecord]):
@@ -214,11 +237,11 @@ def test_outdated_trials_are_counted_by_reason(store: Store, make_trial: Callabl
         store.add_trial(record)
     assert store.reusable_trials(setting, now) == records[:1]
     assert store.outdated_trials(setting, now) == Counter({
-        "the kernel's source has changed": 2,
+        "measured with another kernel source": 2,
         "measured with another triton": 1,
         "measured with another torch": 1,
         "measured with another driver": 1,
-        "its template is not installed": 1,
+        "of a template that is not installed": 1,
     })
 
 
@@ -250,7 +273,7 @@ def test_one_config_is_kept_for_each_place(store: Store, make_config: Callable[.
 
 
 def test_configs_are_kept_all_or_none(store: Store, make_config: Callable[..., BestConfig]):
-    broken = replace(make_config("64x1@4096"), batch=None)
+    broken = replace(make_config("64x1@4096"), measured_at=None)
     with pytest.raises(StoreError, match="NOT NULL"):
         store.put_best(make_config(), broken)
     assert store.best_configs() == []
@@ -267,6 +290,10 @@ def test_a_poisoned_row_is_set_aside_and_named(store: Store, make_config: Callab
     with pytest.warns(UserWarning, match=r"row 1 of table best_configs in .*tuner\.db.* set aside") as caught:
         assert store.best_configs() == [make_config("64x1@4096")]
     assert len(caught) == 1
+    execute(Path(store.name), "DELETE FROM best_configs WHERE id = 1")
+    execute(Path(store.name), "UPDATE best_configs SET batch = 'garbage'")
+    with pytest.warns(UserWarning, match=r"row 2 of table best_configs .* set aside: cannot read 'garbage'"):
+        assert store.best_configs() == []
     execute(Path(store.name), "UPDATE trials SET samples_ms = '[0.2,', plan_ms = 'long' WHERE id = 2")
     with pytest.warns(UserWarning, match=r"row 2 of table trials"):
         assert store.reusable_trials(setting, now) == [make_trial()]

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import attention_tuner.db.table as module
 from attention_tuner.db import ConfigTable
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.errors import TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.heuristic import heuristic_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Regime, Timing
@@ -157,6 +161,69 @@ def test_the_id_stands_for_the_content(make_config: Make):
     ids = {ConfigTable.of(part).id for part in ([], configs[:1], configs[:2], configs)}
     other_gpu = ConfigTable.of([make_config(gpu=replace(configs[0].gpu, driver="1"))]).id
     assert len(ids | {other_gpu}) == 5
+
+
+def test_a_step_with_a_new_batch_asks_for_nothing_again(make_config: Make, monkeypatch: pytest.MonkeyPatch):
+    config = make_config(HYBRID)
+    configs = [make_config(f"1x512@16384,{n}x1@32768") for n in range(2, 64)]
+    calls: Counter[str] = Counter()
+
+    def environment_of(template: str, gpu: Gpu) -> Environment:
+        calls["environment"] += 1
+        return config.environment
+
+    def judge(*asked: Any) -> str | None:
+        calls["valid"] += 1
+        return why_invalid(*asked)
+
+    monkeypatch.setattr(module, "why_invalid", judge)
+    table = ConfigTable.of([config, *configs], environment_of)
+    first = ask(table, config, "1x513@16384,63x1@32768")
+    before = calls.copy()
+    for context in range(16384, 16484):
+        assert ask(table, config, f"1x512@{context},63x1@32767") is first
+    assert calls == before
+    for batch in ("1x900@16384,63x1@32768", "1x512@16384,9x1@7", "4x1@32768"):
+        assert ask(table, config, batch).source == "neighbour"
+    assert calls["environment"] == 1
+    assert calls["valid"] < 2 * len(configs)
+
+
+def test_exact_is_the_batch_and_not_how_it_is_written(make_config: Make):
+    config = make_config("1x512@16384,60x1@32768, 3x1@32768")
+    other = make_config("1x513@16384,63x1@32768", full_check=False)
+    table = ConfigTable.of([other, config])
+    assert (ask(table, config, HYBRID).source, ask(table, config, HYBRID).config) == ("exact", config)
+    assert (ask(table, config, other.batch).source, ask(table, config, other.batch).config) == ("exact", other)
+    assert ask(table, config, "1x514@16384,63x1@32768").config == config
+    assert ask(table, config, config.shape.bucket).config == config
+
+
+def test_a_triton_of_unknown_version_is_stale(make_config: Make):
+    config = make_config()
+    unknown = replace(config.environment, triton="")
+    for measured in (config, replace(config, environment=unknown)):
+        assert ask(ConfigTable.of([measured], lambda template, gpu: unknown), config, HYBRID).stale
+
+
+def test_configs_of_a_broken_template_are_set_aside(make_config: Make):
+    config = make_config()
+
+    def environment_of(template: str, gpu: Gpu) -> Environment:
+        raise TunerError("its module is gone")
+
+    table = ConfigTable.of([config, make_config("64x1@4096")], environment_of)
+    with pytest.warns(UserWarning, match="configs of template 'fused' are set aside: its module is gone") as caught:
+        assert [ask(table, config, batch).source for batch in (HYBRID, "64x1@4096")] == ["heuristic", "heuristic"]
+    assert len(caught) == 1
+
+
+def test_of_two_buckets_equally_near_the_fresh_one_answers(make_config: Make):
+    stale = make_config("1x512@16384,32x1@65536", environment=replace(make_config().environment, triton="3.6.0"))
+    fresh = make_config("1x512@16384,128x1@16384")
+    for order in ([stale, fresh], [fresh, stale]):
+        answer = ask(ConfigTable.of(order, lambda template, gpu: fresh.environment), fresh, HYBRID)
+        assert (answer.config, answer.distance, answer.stale) == (fresh, 2, False)
 
 
 def test_answers_are_remembered(make_config: Make):

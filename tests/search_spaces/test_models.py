@@ -96,6 +96,11 @@ def test_a_preset_that_needs_more_is_refused_by_name(name: str) -> None:
     assert str(caught.value).startswith(f"model {name!r}: not supported yet: {REFUSED[name]}")
 
 
+def test_a_model_without_attention_is_refused(write: Write) -> None:
+    with pytest.raises(ModelError, match="has no attention layer"):
+        model_specs(write(layer_types=["mamba", "linear_attention"]))
+
+
 def test_the_features_of_gemma_and_gpt_oss(seen: list[dict[str, Any]]) -> None:
     for name in ("gemma-2-9b", "gemma-3-27b", "gpt-oss-20b"):
         model_specs(name)

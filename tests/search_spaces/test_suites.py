@@ -10,16 +10,16 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import BatchError, ModelError
 from attention_tuner.search_spaces.files import read_object, shipped
-from attention_tuner.search_spaces.suites import INTERPRETER_BATCHES, named_batches, suite, suite_names
+from attention_tuner.search_spaces.suites import INTERPRETER_BATCHES, named_batches, suite
 
 
 def test_the_suites_that_ship() -> None:
-    assert suite_names() == ("decode", "hopper13", "hybrid", "prefill", "serving", "verify")
+    assert tuple(shipped("suites")) == ("decode", "hopper13", "hybrid", "prefill", "serving", "verify")
     assert len(suite("serving")) == 8
     assert len(suite("hopper13")) == 10
 
 
-@pytest.mark.parametrize("name", suite_names())
+@pytest.mark.parametrize("name", shipped("suites"))
 def test_a_suite_says_what_it_is_and_tunes_no_bucket_twice(name: str) -> None:
     assert read_object(shipped("suites")[name]).keys() == {"name", "description", "batches"}
     assert read_object(shipped("suites")[name])["name"] == name

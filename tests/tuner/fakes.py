@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
 from attention_tuner.kernel_templates.outcome import Check, Environment, Failed, StaticFacts, Timed, Timing, Wrong
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.jobs import CompileJob, MeasureJob, RaceJob
+from attention_tuner.tuner.builds import Builds
+from attention_tuner.tuner.jobs import CompileJob, MeasureJob, PrepareJob, RaceJob, RaceResult
 from attention_tuner.tuner.run import Executor, Listener, Run, Settings
 from attention_tuner.tuner.task import Task
 
@@ -55,13 +58,23 @@ class FakeWorker:
         self.measured: list[Variant] = []
         self.races: list[RaceJob] = []
         self.noise = 0.0
+        # What all variants with as many warps are a twin of.
+        self.twin_of: Variant | None = None
+        self.jobs: list[Any] = []
+        self.freed: list[int] = []
+        self.starts = 0
+        self.start_cost = 0.0
+        self.sentinels: tuple[Any, ...] = ()
         self.closed = False
         self.fail_next_race: BaseException | None = None
         self._draw = random.Random(0)
 
-    def run(self, job: Any, timeout_s: float) -> Any:
+    def run(self, job: Any, timeout_s: float, deadline: float = math.inf) -> Any:
+        self.jobs.append(job)
         if isinstance(job, RaceJob):
             return self._race(job)
+        if isinstance(job, PrepareJob):
+            return 0.0
         assert isinstance(job, MeasureJob)
         self.measured.append(job.variant)
         fault = self.faults(job.variant)
@@ -72,18 +85,41 @@ class FakeWorker:
             return Wrong(job.variant, Check(7.0))
         if fault:
             return Failed(job.variant, "time", fault)
-        return Timed(job.variant, Check(0.5), self._timing(job.variant, job.samples, job.regime))
+        twin = self.twin_of
+        if twin is not None and (job.variant == twin or job.variant.number("num_warps") != twin.number("num_warps")):
+            twin = None
+        return Timed(job.variant, Check(0.5), self._timing(twin or job.variant, job.samples, job.regime), twin)
+
+    def submit(self, job: Any, timeout_s: float, deadline: float = math.inf) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(self.run(job, min(timeout_s, deadline - self.clock()), deadline))
+        except JobError as error:
+            future.set_exception(error)
+        return future
+
+    def start(self) -> None:
+        self.starts += 1
+
+    def ready(self, limit_s: float) -> bool:
+        self.clock.spend(min(self.start_cost, limit_s))
+        is_ready = self.start_cost <= limit_s
+        self.start_cost = 0.0
+        return is_ready
+
+    def free(self) -> None:
+        self.freed.append(len(self.jobs))
 
     def close(self) -> None:
         self.closed = True
 
-    def _race(self, job: RaceJob) -> dict[Variant, Timing | Failed]:
+    def _race(self, job: RaceJob) -> RaceResult:
         self.races.append(job)
         if self.fail_next_race is not None:
             raise self.fail_next_race
         times = {v: self._timing(v, job.rounds, job.regime) for v in job.variants}
         self.clock.spend(sum(sum(t.samples_ms) for t in times.values()) / 1e3)
-        return dict(times)
+        return RaceResult(dict(times), *self.sentinels)
 
     def _timing(self, variant: Variant, samples: int, regime: Any) -> Timing:
         ms = self.ms(variant)
@@ -98,28 +134,41 @@ class FakePool:
         self.submitted: list[CompileJob] = []
         self.queue: list[tuple[CompileJob, float]] = []
         self.facts: Callable[[Variant], StaticFacts | Failed] = lambda variant: FACTS
+        self.starts = 0
         self.closed = False
+        self._full: list[tuple[float, float]] = []
+        self._free_at = [clock()] * processes
 
     @property
-    def pending(self) -> int:
-        return len(self.queue)
+    def full_seconds(self) -> float:
+        """The time up to which all are busy, as each job was given to the one that was free first."""
+        return sum(max(0.0, min(end, self.clock()) - start) for start, end in self._full)
+
+    def start(self) -> None:
+        self.starts += 1
 
     def submit(self, job: CompileJob) -> None:
         self.submitted.append(job)
-        begin = self.clock()
-        if len(self.queue) >= self.processes:
-            begin = max(begin, self.queue[-self.processes][1])
+        now = self.clock()
+        self._free_at.sort()
+        begin = max(now, self._free_at[0])
+        self._free_at[0] = begin + self.cost
         self.queue.append((job, begin + self.cost))
+        start, end = max(now, self._full[-1][1] if self._full else now), min(self._free_at)
+        if end > start:
+            self._full.append((start, end))
 
-    def results(self, wait_s: float) -> list[tuple[Variant, StaticFacts | Failed]]:
+    def results(self, wait_s: float) -> list[tuple[CompileJob, StaticFacts | Failed]]:
         if self.queue and wait_s:
             self.clock.spend(min(wait_s, max(0.0, self.queue[0][1] - self.clock())))
         done = [(job, at) for job, at in self.queue if at <= self.clock()]
         self.queue = [entry for entry in self.queue if entry not in done]
-        return [(job.variant, self.facts(job.variant)) for job, _ in done]
+        return [(job, self.facts(job.variant)) for job, _ in done]
 
-    def forget(self) -> None:
-        self.queue.clear()
+    def forget(self) -> list[CompileJob]:
+        waiting = [(job, at) for job, at in self.queue if at - self.cost > self.clock()]
+        self.queue = [entry for entry in self.queue if entry not in waiting]
+        return [job for job, _ in waiting]
 
     def close(self) -> None:
         self.closed = True
@@ -148,4 +197,5 @@ class Bench:
     ) -> Run:
         deadline = self.clock() + seconds
         run_id = self.store.start_run({})
-        return Run(gpu, self.store, settings, self.executor, listener or Listener(), run_id, deadline)
+        builds = self.executor.pool and Builds(self.executor.pool, gpu)
+        return Run(gpu, self.store, settings, self.executor, listener or Listener(), run_id, deadline, builds)

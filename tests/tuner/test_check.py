@@ -8,7 +8,7 @@ import torch
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.launch import Launcher, Tensors
 from attention_tuner.kernel_templates.reference import paged_attention
-from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.spec import DTYPES, MAX_SCALE, MIN_SCALE, AttentionSpec
 from attention_tuner.tuner import check
 from attention_tuner.tuner.check import Checker
 
@@ -104,6 +104,21 @@ def test_a_float32_oracle_judges_the_same(checker: Checker, monkeypatch: pytest.
     assert (checker.oracle_dtype, narrow.oracle_dtype) == (torch.float64, torch.float32)
     torch.testing.assert_close(narrow.oracle.double(), checker.oracle, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(narrow.tolerance.double(), checker.tolerance, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [MIN_SCALE, 1e-4, 1.0, MAX_SCALE])
+def test_a_right_result_passes_and_a_lost_key_fails_at_every_scale(dtype: str, scale: float) -> None:
+    spec = AttentionSpec(4, 2, 64, dtype, scale=scale)
+    checker = Checker(spec, BATCH, 16, "cpu")
+    assert bool(checker.tolerance.isfinite().all())
+    single, _ = paged_attention(checker.tensors, BATCH, spec, torch.float32)
+    assert checker.judge(single).worst_ratio < 0.1
+    # As if the last sequence's first key were not there.
+    checker.tensors.k_cache[checker.tensors.block_table[3, 0], 0] = 0
+    checker.tensors.v_cache[checker.tensors.block_table[3, 0], 0] = 0
+    lost, _ = paged_attention(checker.tensors, BATCH, spec, torch.float32)
+    assert checker.judge(lost).worst_ratio > 3
 
 
 def test_seeds_give_different_inputs() -> None:

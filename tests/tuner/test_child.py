@@ -57,3 +57,11 @@ def test_a_context_tells_the_parent_what_it_is_at() -> None:
 def test_a_job_without_a_variant_settles_by_raising() -> None:
     with pytest.raises(JobError, match="killed"):
         Echo(1).settle(JobError("killed by SIGKILL"), lambda job: 1)
+
+
+def test_a_context_frees_what_it_keeps_when_told_to() -> None:
+    context = Context(interpret=True, send=lambda message: None)
+    kept = context.keep("task", object)
+    assert context.keep("task", object) is kept
+    context.forget()
+    assert context.keep("task", object) is not kept

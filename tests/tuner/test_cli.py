@@ -63,6 +63,11 @@ MISTAKES = [
     ("import other.json --db new.db", "99"),
     ("import config.json --db new.db", "config.json"),
     ("doctor --db postgresql:/x://", "URL"),
+    ("doctor --db=", "is empty"),
+    ("show --db=", "is empty"),
+    (f"tune {' '.join(LAYER)} --tp 2", "--tp 2"),
+    (f"check {' '.join(LAYER)},scale=1e-9", "1e-09"),
+    ("generate --model llama-3-8b --all --limit 3", "--all"),
     ("frobnicate", "'frobnicate'"),
     ("tune --frobnicate", "--frobnicate"),
 ]
@@ -135,6 +140,13 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
     assert lines.err.count("\n") == 1
     assert named in lines.err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_mistake_in_an_option_points_at_the_help_of_its_command(lines: Lines) -> None:
+    assert lines.run("generate", "--limmit", "3") == 2
+    assert "(see attention-tuner generate --help)" in lines.err
+    assert lines.run("frobnicate") == 2
+    assert "(see attention-tuner --help)" in lines.err
 
 
 def test_nothing_valid_ends_with_status_1(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +15,8 @@ from attention_tuner.db import Store
 from attention_tuner.kernel_templates import device
 from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
+from attention_tuner.tuner import cache
+from attention_tuner.tuner.card import CardProcess
 from attention_tuner.tuner.jobs import Rates, RatesJob
 from attention_tuner.tuner.run import Executor, Listener, Settings, TaskResult
 from attention_tuner.tuner.task import Task
@@ -77,6 +81,7 @@ def test_with_a_gpu_the_suite_of_serving_is_tuned_there(
     lines: Lines, search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "present_gpu", lambda: H100)
+    monkeypatch.setattr(Worker, "ready", lambda *_: True)
     monkeypatch.setattr(Worker, "run", lambda *_: Rates(4.0, 700.0))
     assert lines.run("tune", *LAYER, "--page-size", "16,128") == 0
     assert search.gpu == H100
@@ -84,6 +89,8 @@ def test_with_a_gpu_the_suite_of_serving_is_tuned_there(
     assert (search.settings.trials, search.settings.seconds) == (30, None)
     assert search.executor is not None
     assert search.executor.pool is not None
+    assert search.executor.racer is not None
+    assert search.executor.racer is not search.executor.worker
     assert "of floor" in lines.out
     assert "interpreter" not in lines.out + lines.err
 
@@ -93,6 +100,19 @@ def test_what_is_asked_for_reaches_the_search(lines: Lines, search: Search) -> N
     assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--batch", "2x1@48", *options) == 0
     assert search.settings == Settings(trials=3, seconds=9.5, seed=5, sampler="random")
     assert [str(task) for task in search.tasks] == [str(Task(SPEC, b, 32)) for b in (BATCH, BATCH.parse("2x1@48"))]
+
+
+@pytest.mark.parametrize(("flags", "regime"), [
+    ([], "graph-cold-burst"), (["--warm"], "graph-warm-burst"), (["--eager"], "eager-cold-burst"),
+    (["--warm", "--eager"], "eager-warm-burst"),
+])
+def test_the_regime_is_that_of_serving_unless_another_is_asked_for(
+    flags: list[str], regime: str, lines: Lines, search: Search
+) -> None:
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), *flags) == 0
+    assert str(search.settings.regime) == regime
+    # Through the interpreter there is only one, and that is what is told.
+    assert "regime interpreter-cold-burst" in lines.out
 
 
 def test_the_end_says_what_was_found_where_it_is_and_how_to_look_it_up(
@@ -110,6 +130,7 @@ def test_json_holds_the_same_and_nothing_else_is_on_stdout(
     lines: Lines, search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "present_gpu", lambda: H100)
+    monkeypatch.setattr(Worker, "ready", lambda *_: True)
     monkeypatch.setattr(Worker, "run", lambda *_: Rates(4.0, 700.0))
     assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--json") == 0
     document = json.loads(lines.out)
@@ -121,13 +142,35 @@ def test_json_holds_the_same_and_nothing_else_is_on_stdout(
     assert result["outcomes"] == {"timed": 3}
 
 
+def test_foreign_processes_are_told_of_once(lines: Lines, search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, set[int]]] = []
+
+    def foreign(uuid: str, own_pids: set[int]) -> list[CardProcess]:
+        asked.append((uuid, own_pids))
+        return [CardProcess(11, "python3", 520)]
+
+    monkeypatch.setattr(device, "present_gpu", lambda: H100)
+    monkeypatch.setattr(Worker, "ready", lambda *_: True)
+    monkeypatch.setattr(Worker, "run", lambda *_: Rates(4.0, 700.0))
+    monkeypatch.setattr("attention_tuner.tuner.worker.present_uuid", lambda: "GPU-1")
+    monkeypatch.setattr("attention_tuner.tuner.card.foreign_processes", foreign)
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--json") == 0
+    assert asked == [("GPU-1", {os.getpid()})]
+    assert lines.err.count("also used by python3 (pid 11)") == 1
+    document = json.loads(lines.out)
+    assert document["foreign_processes"] == [{"pid": 11, "name": "python3", "memory_mib": 520}]
+    assert search.executor is not None
+    assert search.executor.uuid == "GPU-1"
+
+
 def test_rates_that_cannot_be_measured_only_cost_the_floor(
     lines: Lines, search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose(_: Worker, job: RatesJob, timeout_s: float) -> Rates:
+    def lose(_: Worker, job: RatesJob, timeout_s: float, deadline: float) -> Rates:
         raise JobError("out of memory")
 
     monkeypatch.setattr(device, "present_gpu", lambda: H100)
+    monkeypatch.setattr(Worker, "ready", lambda *_: True)
     monkeypatch.setattr(Worker, "run", lose)
     assert lines.run("tune", *LAYER, "--batch", str(BATCH)) == 0
     assert "out of memory" in lines.err
@@ -137,9 +180,38 @@ def test_rates_that_cannot_be_measured_only_cost_the_floor(
 def test_nothing_right_is_status_1_with_the_counts_by_reason(lines: Lines, search: Search) -> None:
     search.result = nothing
     assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--batch", "2x1@48") == 1
-    assert "4 wrong because wrong result" in lines.err.splitlines()[-1]
+    assert ": 4 wrong; " in lines.err.splitlines()[-1]
     assert "2 failed at time because hung" in lines.err.splitlines()[-1]
     assert lines.out == ""
+
+
+def test_no_time_for_any_trial_is_told_as_such_with_what_is_needed(lines: Lines, search: Search) -> None:
+    search.result = lambda task, gpu: TaskResult(task)
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--seconds", "7") == 1
+    told = lines.err.splitlines()[-1]
+    assert "the time ran out before any variant was finished" in told
+    assert "7 s were given" in told
+    assert "need about 14 s" in told
+    assert "no variant was right" not in told
+
+
+def test_a_password_is_not_told(lines: Lines, search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Store.open(tmp_path / "stands-in.db")
+    monkeypatch.setattr(Store, "open", lambda where: here)
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--db", "postgresql+psycopg://u:secret@host/x") == 0
+    assert "--db postgresql+psycopg://u:***@host/x" in lines.out
+    assert "secret" not in lines.out + lines.err
+
+
+def test_a_batch_that_no_gpu_holds_is_refused_before_anything_is_written(
+    lines: Lines, search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "present_gpu", lambda: H100)
+    monkeypatch.setattr("attention_tuner.tuner.tune.present_memory_bytes", lambda: 80 << 30)
+    for command in ("tune", "check", "bench"):
+        assert lines.run(command, *LAYER, "--batch", "1x1@999999999") == 2
+        assert "'1x1@999999999' needs 476.8 GiB of GPU memory" in lines.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_task_without_a_result_does_not_hide_the_others(lines: Lines, search: Search) -> None:
@@ -169,3 +241,32 @@ def test_a_batch_too_large_for_the_interpreter_is_refused_before_anything_is_wri
     assert "1x2048@8192" in lines.err
     assert "about" in lines.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_time_before_and_after_the_search_is_part_of_the_budget(
+    lines: Lines, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly() -> Gpu:
+        time.sleep(0.3)
+        return H100
+
+    monkeypatch.setattr(device, "present_gpu", slowly)
+    monkeypatch.setattr(Worker, "ready", lambda self, limit_s: limit_s > 0)
+    monkeypatch.setattr(Worker, "run", lambda *_: Rates(4.0, 700.0))
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--seconds", "10") == 0
+    assert search.executor is not None
+    assert 0.3 + 1.0 <= search.executor.aside_s < 6
+    assert "of floor" in lines.out
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--seconds", "0.1") == 0
+    assert "there was no time left" in lines.err
+
+
+def test_the_cache_of_compiled_kernels_is_pruned_at_the_start(
+    lines: Lines, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pruned: list[Path] = []
+    monkeypatch.setattr(device, "present_gpu", lambda: H100)
+    monkeypatch.setattr(Worker, "ready", lambda *_: False)
+    monkeypatch.setattr(cache, "prune", pruned.append)
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH)) == 0
+    assert pruned == [cache.triton_cache()]

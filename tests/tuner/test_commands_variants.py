@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from cli_samples import BATCH, SPEC, Lines, config, database
+from cli_samples import BATCH, SMALL_GPU, SPEC, WIDE_SPEC, Lines, config, database
 
+from attention_tuner.kernel_templates import device
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing, Wrong
+from attention_tuner.tuner.commands_variants import PRINTED
 from attention_tuner.tuner.jobs import MeasureJob
 from attention_tuner.tuner.worker import Worker
 
@@ -40,6 +43,28 @@ def test_generate_lists_the_variants_and_counts_the_rest(lines: Lines) -> None:
     assert len(lines.out.splitlines()) == 4
     assert all(line.startswith("unified:page_size=16,") for line in lines.out.splitlines())
     assert "rejected because TMA needs pages that its key tiles divide" in lines.err
+
+
+def test_generate_prints_some_unless_all_are_asked_for(lines: Lines) -> None:
+    assert lines.run("generate", *SHAPE, "--gpu", "interpreter") == 0
+    assert len(lines.out.splitlines()) == PRINTED
+    assert f"of the valid the first {PRINTED} follow" in lines.err
+    valid = int(re.findall(r"(\d+) valid", lines.err)[0])
+    assert lines.run("generate", *SHAPE, "--gpu", "interpreter", "--all") == 0
+    assert len(lines.out.splitlines()) == valid > PRINTED
+    assert "follow" not in lines.err
+
+
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_a_default_that_cannot_run_is_told_with_the_reason(
+    command: str, lines: Lines, jobs: list[MeasureJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "present_gpu", lambda: SMALL_GPU)
+    assert lines.run(command, "--spec", WIDE_SPEC.key(), "--batch", "1x1@64") == 2
+    assert f"cannot run layer {WIDE_SPEC.key()!r} on NVIDIA L40S" in lines.err
+    assert "its tiles exceed the GPU's shared memory; name another with --variant" in lines.err
+    assert lines.err.count("\n") == 1
+    assert jobs == []
 
 
 def test_generate_covers_every_page_size_and_batch(lines: Lines) -> None:
@@ -79,6 +104,13 @@ def test_bench_times_the_variant_that_is_named(lines: Lines, jobs: list[MeasureJ
     assert (jobs[0].variant, jobs[0].samples) == (named, 3)
     assert "2 ms" in lines.out
     assert "no GPU's" in lines.err
+
+
+def test_bench_times_in_the_regime_that_is_asked_for(lines: Lines, jobs: list[MeasureJob]) -> None:
+    for flags in ([], ["--warm"], ["--eager"], ["--eager", "--warm"]):
+        assert lines.run("bench", *SHAPE, *flags, "--gpu", "interpreter") == 0
+    assert [str(job.regime) for job in jobs] == [
+        "graph-cold-burst", "graph-warm-burst", "eager-cold-burst", "eager-warm-burst"]
 
 
 def test_bench_times_the_best_that_is_stored(lines: Lines, jobs: list[MeasureJob], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from attention_tuner.kernel_templates.outcome import Failed, StaticFacts
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.cache import triton_cache
-from attention_tuner.tuner.compile import NICENESS, Compiled, CompilePool, default_processes
+from attention_tuner.tuner.compile import NICENESS, Compiled, CompilePool, FullTime, default_processes
 from attention_tuner.tuner.jobs import CompileJob
 
 SPEC, BATCH, SM_90 = AttentionSpec(8, 2, 64), Batch.parse("1x16@32,2x1@40"), TARGETS["sm_90"]
@@ -29,7 +29,7 @@ def collect(pool: CompilePool, jobs: Sequence[CompileJob]) -> list[tuple[Variant
     deadline = time.monotonic() + 60
     while pool.pending:
         assert time.monotonic() < deadline
-        collected += pool.results(wait_s=1)
+        collected += [(job.variant, compiled) for job, compiled in pool.results(wait_s=1)]
     return collected
 
 
@@ -72,7 +72,7 @@ def test_results_wait_no_longer_than_asked_and_no_longer_than_one_takes() -> Non
         assert pool.results(wait_s=0.2) == []
         assert time.monotonic() - start < 2
         pool.submit(job("none"))
-        assert [variant for variant, _ in pool.results(wait_s=30)] == [job("none").variant]
+        assert [done for done, _ in pool.results(wait_s=30)] == [job("none")]
         assert pool.pending == 1
         start = time.monotonic()
     # Closing waits neither for the endless one nor for what is queued.
@@ -94,10 +94,48 @@ def test_a_variant_is_compiled_into_the_cache(monkeypatch: pytest.MonkeyPatch) -
     assert list(triton_cache().glob("*/*.cubin"))
 
 
-def test_what_was_forgotten_is_not_returned() -> None:
+def test_what_is_forgotten_is_not_compiled_but_what_has_begun_is() -> None:
     with CompilePool(1) as pool:
+        pool.submit(job("sleep"))
+        while not pool._idle.empty():
+            time.sleep(0.01)
         for number in range(3):
             pool.submit(job("none", number))
-        pool.forget()
-        assert pool.pending == 0
-        assert [variant for variant, _ in collect(pool, [job("none", 9)])] == [job("none", 9).variant]
+        assert pool.forget() == [job("none", number) for number in range(3)]
+        assert pool.pending == 1
+        variants = [variant for variant, _ in collect(pool, [job("none", 9)])]
+        assert variants == [job("sleep").variant, job("none", 9).variant]
+
+
+def test_processes_can_be_started_ahead_with_what_they_import() -> None:
+    with CompilePool(2, preload=("sqlite3",)) as pool:
+        pool.start()
+        pids = [child.pid for child in pool._children]
+        assert None not in pids
+        collect(pool, [job("sleep", 1), job("sleep", 2)])
+        assert [child.pid for child in pool._children] == pids
+
+
+def test_the_time_during_which_all_are_busy_is_added_up() -> None:
+    now = 0.0
+    full = FullTime(2, lambda: now)
+    with full.one_busy():
+        now += 1
+        with full.one_busy():
+            now += 2
+            assert full.seconds == 2
+            now += 3
+        now += 4
+        with full.one_busy():
+            now += 5
+    now += 6
+    assert full.seconds == 10
+
+
+def test_a_pool_knows_how_long_it_was_full() -> None:
+    with CompilePool(2) as pool:
+        collect(pool, [job("none")])
+        assert pool.full_seconds == 0
+        start = time.monotonic()
+        collect(pool, [job("sleep", number) for number in range(4)])
+        assert 0.5 <= pool.full_seconds <= time.monotonic() - start

@@ -55,6 +55,12 @@ def test_a_database_elsewhere_is_not_judged(machine: Machine) -> None:
         examine("postgresql:/x://", Path(machine.cache.name))
 
 
+def test_a_password_is_not_told(machine: Machine) -> None:
+    told = examine("postgresql+psycopg://user:secret@host/name", Path(machine.cache.name))
+    assert "secret" not in str(told)
+    assert told.database_name == "postgresql+psycopg://user:***@host/name"
+
+
 def test_without_a_gpu_the_interpreter_is_announced(machine: Machine) -> None:
     told = " ".join(consequences(machine))
     assert "regime interpreter" in told

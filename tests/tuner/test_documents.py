@@ -13,6 +13,7 @@ from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Skip
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner import documents
+from attention_tuner.tuner.run import TaskResult
 from attention_tuner.tuner.task import Task
 
 VARIANT = default_variant(SPEC, BATCH, 16)
@@ -75,3 +76,15 @@ def test_failures_are_listed_with_the_most_frequent_first() -> None:
     reasons = Counter({("failed", "time", "hung"): 1, ("wrong", "", "wrong result"): 3})
     assert documents.failures_document(reasons)[0] == {
         "outcome": "wrong", "stage": "", "reason": "wrong result", "count": 3}
+
+
+def test_a_result_has_its_shares_and_its_failures_in_groups() -> None:
+    reasons = Counter({("failed", "compile", f"Required: {size}"): 1 for size in (131072, 262144)})
+    result = TaskResult(TASK, reasons=reasons, tried=8, repeated=3, seconds=4.0, measuring_seconds=3.0,
+                        compiling_seconds=1.0)
+    document = as_json(documents.result_document(result, None))
+    assert (document["measuring_share"], document["compiling_share"]) == (0.75, 0.25)
+    assert (document["measured_per_second"], document["repeated"]) == (2.0, 3)
+    assert [(each["reason"], each["count"]) for each in document["failures"]] == [("Required: N", 2)]
+    idle = as_json(documents.result_document(TaskResult(TASK), None))
+    assert (idle["measuring_share"], idle["measured_per_second"]) == (None, 0)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import DEFAULT, GPU, SPEC, TASK, Bench
+from fakes import DEFAULT, GPU, SPEC, TASK, Bench, FakeWorker
 
 from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.errors import JobError
@@ -99,10 +100,20 @@ def test_with_little_time_fewer_race(bench: Bench) -> None:
     bench.worker.ms = times.__getitem__
     final = Final(searched(bench, times), DEFAULT)
     start = bench.clock()
-    chosen, verdict = final.decide(start + 2.0)
+    chosen, verdict = final.decide(start + 3.5)
     assert bench.worker.races[0].variants == (DEFAULT, HEURISTIC)
-    assert bench.clock() - start <= 2.0
+    assert bench.clock() - start <= 3.5
     assert (chosen, verdict) == (HEURISTIC, Verdict.FAST)
+
+
+def test_a_race_on_a_card_that_was_not_itself_is_never_clear(bench: Bench) -> None:
+    final = Final(searched(bench, {DEFAULT: 5.0, HEURISTIC: 1.0}), DEFAULT)
+    bench.worker.ms = {DEFAULT: 5.0, HEURISTIC: 1.0}.__getitem__
+    bench.worker.sentinels = (4, 5, (0.1,) * 8)
+    assert final.decide(math.inf) == (HEURISTIC, Verdict.AMBIGUOUS)
+    assert final._search.result.discarded_blocks == 5 * LOOKS
+    bench.worker.sentinels = (4, 3, (0.1,) * 7)
+    assert Final(searched(bench, {DEFAULT: 5.0, HEURISTIC: 1.0}), DEFAULT).decide(math.inf) == (HEURISTIC, Verdict.FAST)
 
 
 def test_a_race_that_is_lost_leaves_the_decision_to_the_search(bench: Bench) -> None:
@@ -131,3 +142,46 @@ def test_what_is_kept_is_not_slower_than_the_default_in_the_race(bench: Bench) -
         final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.95, THIRD: 0.96}), DEFAULT)
         chosen, _ = final.decide(math.inf)
         assert compare(final.timings[chosen], final.timings[DEFAULT]).median <= 0
+
+
+def test_what_won_nearby_races_however_slow_it_was_if_it_was_found_right(bench: Bench) -> None:
+    fourth = THIRD.replace(num_stages=2)
+    search = searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5, THIRD: 0.9})
+    search.neighbours = (THIRD, fourth)
+    bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: 0.5, THIRD: 0.9}.__getitem__
+    Final(search, DEFAULT).decide(math.inf)
+    assert bench.worker.races[0].variants == (DEFAULT, HEURISTIC, THIRD)
+
+
+def test_of_those_with_one_code_and_launch_the_simplest_races(bench: Bench) -> None:
+    simple = HEURISTIC.replace(num_warps=1)
+    twin = HEURISTIC.replace(num_warps=8)
+    of_default = DEFAULT.replace(num_segments=1)
+    search = searched(bench, dict.fromkeys((DEFAULT, of_default, HEURISTIC, simple, twin), 1.0))
+    search.same_as = {simple: HEURISTIC, twin: HEURISTIC, DEFAULT: of_default}
+    bench.worker.ms = lambda v: 1.0
+    Final(search, DEFAULT).decide(math.inf)
+    assert set(bench.worker.races[0].variants) == {DEFAULT, simple}
+
+
+def test_the_race_has_a_process_of_its_own_and_something_else_is_done_meanwhile(bench: Bench) -> None:
+    racer = FakeWorker(bench.clock)
+    bench.executor = replace(bench.executor, racer=racer)
+    times = {DEFAULT: 1.0, HEURISTIC: 0.7, THIRD: 0.7005}
+    search = searched(bench, times)
+    racer.ms, racer.noise = times.__getitem__, 0.01
+    called: list[int] = []
+    Final(search, DEFAULT).decide(math.inf, lambda: called.append(len(racer.races)))
+    assert bench.worker.jobs == []
+    assert len(racer.races) == LOOKS
+    assert called == [1]
+    assert search.result.measuring_seconds > 0
+
+
+def test_a_racer_that_does_not_start_in_time_leaves_the_decision_to_the_search(bench: Bench) -> None:
+    bench.worker.start_cost = 60.0
+    start = bench.clock()
+    final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5}), DEFAULT)
+    assert final.decide(start + 20) == (HEURISTIC, Verdict.AMBIGUOUS)
+    assert bench.clock() - start == pytest.approx(20)
+    assert bench.worker.races == []

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from cli_samples import BATCH, H100, SPEC
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.limits import Body
+from attention_tuner.kernel_templates.plan import cut_tiles
+from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.tuner import forecast
 from attention_tuner.tuner.forecast import Forecast
 from attention_tuner.tuner.task import Task
@@ -51,3 +56,30 @@ def test_the_interpreter_compiles_nothing_and_takes_longer_for_more_keys() -> No
 def test_the_assumptions_are_told() -> None:
     assert "launches" in forecast.assumptions(INTERPRETER, 2)
     assert "7 at a time" in forecast.assumptions(H100, 7)
+
+
+@pytest.mark.parametrize("text", ["1x100000000@0", "65536x4096@4096", "1x2147483647@0"])
+def test_the_estimate_of_a_batch_that_is_far_too_large_takes_no_time(text: str) -> None:
+    task = Task(SPEC, Batch.parse(text), 16)
+    start = time.perf_counter()
+    assert forecast.interpreted_seconds(task) > 1e6
+    assert time.perf_counter() - start < 0.5
+
+
+@pytest.mark.parametrize("text", ["1x512@1024", "3x1@5000", "2x77@0", "1x7@9,4x300@11,1x7@9"])
+@pytest.mark.parametrize("spec", [SPEC, AttentionSpec(7, 1, 128), AttentionSpec(20, 1, 128)])
+def test_the_estimate_is_that_of_the_plan(spec: AttentionSpec, text: str) -> None:
+    task = Task(spec, Batch.parse(text), 16)
+    variant = default_variant(spec, task.batch, 16)
+    body = Body(variant.number("block_m"), variant.number("block_n"))
+    tiles = cut_tiles(task.batch, spec.group_size, body, body)
+    planned = forecast.INTERPRETED_TILE_S * spec.num_kv_heads * int((-(-tiles.stop // body.block_n)).sum())
+    assert forecast.interpreted_seconds(task) == pytest.approx(planned, rel=0.3)
+
+
+def test_the_fewest_seconds_are_for_the_largest_task_times_their_number() -> None:
+    long = Task(SPEC, Batch.parse("1x512@1024"), 16)
+    two = forecast.fewest_seconds([TASK, long], INTERPRETER, 30)
+    assert two == 2 * 2 * forecast.LAUNCHES_PER_TRIAL * forecast.interpreted_seconds(long)
+    assert forecast.fewest_seconds([TASK, long], INTERPRETER, 1) == two / 2
+    assert forecast.fewest_seconds([TASK], H100, 30) > forecast.COMPILE_S + forecast.RACE_S

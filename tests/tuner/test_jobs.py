@@ -1,6 +1,7 @@
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -11,23 +12,33 @@ from attention_tuner.kernel_templates.outcome import Failed, Regime, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.child import Job
-from attention_tuner.tuner.jobs import CompileJob, DescribeJob, MeasureJob, RaceJob, RatesJob, Task
+from attention_tuner.tuner.jobs import (
+    CompileJob,
+    FreeJob,
+    MeasureJob,
+    PrepareJob,
+    RaceJob,
+    RaceResult,
+    RatesJob,
+    Task,
+)
 
 TASK = Task(AttentionSpec(8, 2, 64), Batch.parse("1x16@32"), 16)
 ONE, TWO, THREE = (Variant.of("toy", 16, {"block_m": m}) for m in (16, 32, 64))
 TIMING = Timing((1.0,), Regime("eager"))
 
 
-def never(job: Job[object]) -> object:
+def never(job: Job[Any]) -> Any:
     raise AssertionError(f"{job} must not run again")
 
 
 @pytest.mark.parametrize(
     "job",
     [
-        DescribeJob(),
         RatesJob(),
-        MeasureJob(TASK, ONE, 5),
+        FreeJob(),
+        PrepareJob(TASK, 3),
+        MeasureJob(TASK, ONE, 5, rival_ms=1.5, code="c"),
         RaceJob(TASK, (ONE, TWO), 10),
         CompileJob(ONE, TASK.spec, TARGETS["sm_90"], TASK.batch),
     ],
@@ -53,18 +64,27 @@ def test_a_compile_fails_at_its_own_stage() -> None:
 
 
 def test_a_race_goes_on_without_the_one_to_blame() -> None:
-    def again(job: Job[dict[Variant, Timing | Failed]]) -> dict[Variant, Timing | Failed]:
+    def again(job: Job[RaceResult]) -> RaceResult:
         assert job == RaceJob(TASK, (ONE, THREE), 10, seed=4)
-        return {ONE: TIMING, THREE: TIMING}
+        return RaceResult({ONE: TIMING, THREE: TIMING}, 4, 1, (0.1,) * 5)
 
     job = RaceJob(TASK, (ONE, TWO, THREE), 10, seed=4)
     lost = Failed(TWO, "time", "hung")
-    assert job.settle(JobError("hung", "time", TWO), again) == {ONE: TIMING, TWO: lost, THREE: TIMING}
+    result = job.settle(JobError("hung", "time", TWO), again)
+    assert result == RaceResult({ONE: TIMING, TWO: lost, THREE: TIMING}, 4, 1, (0.1,) * 5)
 
 
 def test_a_race_of_one_that_fails_is_not_run_again() -> None:
     job = RaceJob(TASK, (ONE,), 10)
-    assert job.settle(JobError("hung", "time", ONE), never) == {ONE: Failed(ONE, "time", "hung")}
+    result = job.settle(JobError("hung", "time", ONE), never)
+    assert result == RaceResult({ONE: Failed(ONE, "time", "hung")})
+
+
+def test_a_race_is_steady_when_as_many_blocks_count_as_were_asked_for() -> None:
+    assert RaceResult({}, blocks=3).is_steady
+    assert RaceResult({}, 3, 2, (0.1,) * 5).is_steady
+    assert not RaceResult({}, 3, 3, (0.1,) * 5).is_steady
+    assert not RaceResult({}, 3, 6, (0.1,) * 6).is_steady
 
 
 def test_a_race_that_nobody_spoilt_raises() -> None:

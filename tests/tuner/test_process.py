@@ -100,12 +100,39 @@ def test_a_death_between_two_jobs_costs_neither(child: ChildProcess) -> None:
     assert child.run(faults.Echo(2), LIMIT_S) == 2
 
 
+def test_a_job_whose_process_is_killed_from_outside_is_run_again(child: ChildProcess) -> None:
+    child.run(faults.Echo(1), LIMIT_S)
+    pid = child.pid
+    assert pid is not None
+    timer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    assert child.run(faults.Sleep(1.0), LIMIT_S) == "slept"
+    timer.join()
+    assert child.pid != pid
+    # One that has not begun was not what the process died of.
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.run(faults.Echo(2), LIMIT_S) == 2
+
+
+def test_a_job_that_is_run_again_gets_no_more_time(child: ChildProcess) -> None:
+    child.run(faults.Echo(1), LIMIT_S)
+    assert child.pid is not None
+    threading.Timer(0.5, os.kill, (child.pid, signal.SIGKILL)).start()
+    start = time.monotonic()
+    with pytest.raises(JobError, match=r"^gave no result within"):
+        child.run(faults.Hang(), 2.0)
+    assert time.monotonic() - start < 5
+
+
 def test_a_death_is_explained_by_what_was_said(child: ChildProcess) -> None:
     saying = "starting\nLLVM ERROR: cannot select\nPLEASE submit a bug report\n"
     with pytest.raises(JobError, match=r"^killed by SIGABRT: LLVM ERROR: cannot select$"):
         child.run(faults.Die(signal.SIGABRT, saying), LIMIT_S)
     with pytest.raises(JobError, match=r"^killed by SIGABRT: last words$"):
         child.run(faults.Die(signal.SIGABRT, "first words\nlast words\n"), LIMIT_S)
+    with pytest.raises(JobError, match=r"^killed by SIGABRT: only words$"):
+        child.run(faults.Die(signal.SIGABRT, "only words"), LIMIT_S)
 
 
 def test_an_exit_is_named_by_its_status(child: ChildProcess) -> None:
@@ -241,3 +268,31 @@ def test_running_out_of_memory_leaves_it_to_the_next_job(child: ChildProcess) ->
         child.run(faults.OutOfMemory(), 120)
     assert child.run(faults.FreeMemory(), 120) > 0.95 * free
     assert child.pid == pid
+
+
+def test_a_process_can_be_started_ahead_of_its_first_job() -> None:
+    with ChildProcess(Setup()) as child:
+        child.start()
+        pid = child.pid
+        assert child.ready(60)
+        child.start()
+        assert child.run(faults.Ask("os.getpid()"), 60) == pid
+        os.kill(pid or 0, signal.SIGKILL)
+        assert wait_until_dead(pid or 0)
+        assert child.ready(60)
+        assert child.pid not in (None, pid)
+    assert not child.ready(60)
+
+
+def test_waiting_for_a_process_that_starts_slowly_ends_in_time() -> None:
+    with ChildProcess(Setup(preload=("slow_to_import",)), {"SLOW_S": "5"}) as child:
+        start = time.monotonic()
+        assert not child.ready(0.2)
+        assert time.monotonic() - start < 2
+        assert child.ready(60)
+        assert time.monotonic() - start >= 3
+
+
+def test_a_process_that_cannot_start_says_so_when_it_is_waited_for() -> None:
+    with ChildProcess(Setup(preload=("no_such_module",))) as child, pytest.raises(TunerError, match="no_such_module"):
+        child.ready(60)

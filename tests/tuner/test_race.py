@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +13,17 @@ from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.outcome import Regime, Timing, Verdict
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.race import TIE, choose, compare, num_comparisons, rounds_needed, simplicity
+from attention_tuner.tuner.race import (
+    DRIFT,
+    TIE,
+    balanced_orders,
+    choose,
+    compare,
+    num_comparisons,
+    rounds_needed,
+    simplicity,
+    sound_blocks,
+)
 
 DEFAULT = Variant.of("unified", 16, {"block_m": 16, "block_n": 32, "num_segments": 1, "num_warps": 4})
 SPLIT = DEFAULT.replace(num_segments=8)
@@ -145,3 +158,57 @@ def test_simplicity_is_in_the_order_of_the_design() -> None:
     assert simplicity(SPLIT) > simplicity(DEFAULT)
     assert TIE > 0
     assert num_comparisons(9) == 36
+
+
+@given(st.integers(1, 12), st.integers(0, 1000))
+def test_each_has_every_place_and_follows_every_other_equally_often(count: int, seed: int) -> None:
+    orders = balanced_orders(count, seed)
+    squares = 1 + count % 2
+    assert len(orders) == squares * count
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    places = Counter(each for order in orders for each in enumerate(order))
+    assert set(places.values()) == {squares}
+    follows = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert set(follows) == set(itertools.permutations(range(count), 2))
+    assert set(follows.values()) <= {squares}
+
+
+def test_orders_are_drawn_by_the_seed() -> None:
+    assert balanced_orders(6, 1) == balanced_orders(6, 1)
+    assert len({tuple(balanced_orders(6, seed)) for seed in range(50)}) == 50
+    assert {balanced_orders(6, seed)[0][0] for seed in range(50)} == set(range(6))
+
+
+BLOCKS = st.lists(st.tuples(st.floats(0.09, 0.11), st.booleans()), min_size=1, max_size=20)
+
+
+@given(BLOCKS, st.floats(0.1, 10), st.randoms())
+def test_blocks_are_judged_each_by_itself_and_free_of_scale(
+    blocks: list[tuple[float, bool]], scale: float, draw: random.Random
+) -> None:
+    judged = list(zip(blocks, sound_blocks(*zip(*blocks, strict=True)), strict=True))
+    by_block = dict(judged)
+    draw.shuffle(blocks)
+    assert sound_blocks(*zip(*blocks, strict=True)) == tuple(by_block[block] for block in blocks)
+    # A block that is within rounding of the limit may fall on either side once it is scaled.
+    steady = [ms for ms, hot in blocks if not hot]
+    middle = statistics.median_low(steady) if steady else 0.1
+    if all(abs(abs(math.log(ms / middle)) - DRIFT) > 1e-9 for ms, _ in blocks):
+        scaled = [(ms * scale, hot) for ms, hot in blocks]
+        assert sound_blocks(*zip(*scaled, strict=True)) == sound_blocks(*zip(*blocks, strict=True))
+
+
+@given(BLOCKS)
+def test_no_throttled_block_counts_and_one_of_the_others_always_does(blocks: list[tuple[float, bool]]) -> None:
+    sentinels, throttled = zip(*blocks, strict=True)
+    sound = sound_blocks(sentinels, throttled)
+    assert not any(ok and hot for ok, hot in zip(sound, throttled, strict=True))
+    assert any(sound) is not all(throttled)
+    counted = [ms for ms, ok in zip(sentinels, sound, strict=True) if ok]
+    assert not counted or max(counted) / min(counted) <= math.exp(2 * DRIFT) * (1 + 1e-9)
+
+
+def test_a_block_counts_up_to_one_and_a_half_percent_from_the_median() -> None:
+    sentinels = [0.1, 0.1014, 0.1016, 0.0986, 0.0984, 0.1, 0.1]
+    assert sound_blocks(sentinels, [False] * 7) == (True, True, False, True, False, True, True)
+    assert sound_blocks([0.1, 0.2, 0.2], [False, True, True]) == (True, False, False)

@@ -128,6 +128,17 @@ def test_results_are_held_against_the_default_and_the_floor(capsys: Capture) -> 
     assert "interpreter" not in out
 
 
+def test_a_stand_in_for_the_default_is_not_called_the_default(capsys: Capture) -> None:
+    stand_in = replace(RESULT, baseline=VARIANT.replace(num_warps=8))
+    report.print_results(H100, [RESULT], None)
+    assert "speed-up on" not in capsys.readouterr().out
+    report.print_results(H100, [stand_in], None)
+    assert f"is over {VARIANT.replace(num_warps=8).key()}, the default" in capsys.readouterr().out
+    with report.TuneProgress(H100) as listener:
+        listener.finished(stand_in)
+    assert f"2.00x over {VARIANT.replace(num_warps=8).key()}, the default" in capsys.readouterr().err
+
+
 def test_results_of_the_interpreter_say_so_and_have_no_floor(capsys: Capture) -> None:
     report.print_results(INTERPRETER, [replace(RESULT, best=config())], None)
     out = capsys.readouterr().out
@@ -178,3 +189,16 @@ def test_progress_on_a_terminal_is_live(monkeypatch: pytest.MonkeyPatch) -> None
     assert "7/30" in shown
     assert "3.00x over the default" in shown
     assert "trial 7" not in shown
+
+
+def test_the_end_tells_the_shares_what_was_not_used_and_why_trials_have_no_time(capsys: Capture) -> None:
+    reasons = Counter({("failed", "compile", f"Required: {size}"): 1 for size in (131072, 262144)})
+    outdated = Counter({"measured with another kernel source": 12})
+    report.print_results(H100, [replace(RESULT, measuring_seconds=32.0, reasons=reasons, outdated=outdated)], None)
+    out = capsys.readouterr().out
+    assert "measuring or checking for 80% of the time" in out
+    assert "12 stored trials were measured with another kernel source and are not used" in out
+    *_, last = out.splitlines()[:-1]
+    assert last.split() == ["2", "failed", "compile", "Required:", "N"]
+    report.print_results(H100, [RESULT], None)
+    assert "without a time" not in capsys.readouterr().out

@@ -38,6 +38,12 @@ def test_a_layer_is_named_in_exactly_one_way(model: str | None, spec: str | None
         request.layers(model, 1, None, spec)
 
 
+@pytest.mark.parametrize(("tp", "dtype", "named"), [(2, None, "--tp 2"), (1, "bfloat16", "--dtype bfloat16")])
+def test_what_belongs_to_a_model_does_not_go_with_a_layer(tp: int, dtype: str | None, named: str) -> None:
+    with pytest.raises(InputError, match=f"{named} does not go with --spec"):
+        request.layers(None, tp, dtype, SPEC.key())
+
+
 def test_an_unknown_dtype_is_refused_with_those_accepted() -> None:
     with pytest.raises(SpecError, match=r"'int3' .* accepted are bfloat16, float16"):
         request.layers("llama-3-8b", 1, "int3")
@@ -90,8 +96,12 @@ def test_without_a_gpu_the_machine_is_the_interpreter() -> None:
 def test_a_gpu_that_is_not_there_cannot_run_anything() -> None:
     with pytest.raises(GpuError, match=r"'sm_90' is not present .*no GPU is"):
         request.runnable("sm_90")
-    with pytest.raises(GpuError, match=r"'H9000'; accepted here are sm_80, .*, interpreter"):
+    with pytest.raises(GpuError, match=r"'H9000' is not present .* accepted here: interpreter$"):
         request.runnable("H9000")
+    with pytest.raises(GpuError, match=r"accepted here: interpreter, and sm_90 only for generate"):
+        request.runnable("sm_90")
+    with pytest.raises(GpuError, match=r"'H9000'; accepted here are sm_80, .*, interpreter"):
+        request.machine("H9000")
 
 
 def test_a_gpu_is_known_by_its_name_its_slug_and_its_architecture(h100: Gpu) -> None:
@@ -102,8 +112,10 @@ def test_a_gpu_is_known_by_its_name_its_slug_and_its_architecture(h100: Gpu) -> 
 
 
 def test_another_architecture_than_the_present_one_cannot_run(h100: Gpu) -> None:
-    with pytest.raises(GpuError, match=f"only {h100.name} is"):
+    with pytest.raises(GpuError, match=f"only {h100.name} is.* accepted here: {h100.name} and interpreter"):
         request.runnable("sm_80")
+    with pytest.raises(GpuError, match=f"accepted here: {h100.name} and interpreter$"):
+        request.runnable("NVIDIA H200")
 
 
 @pytest.mark.usefixtures("no_gpu")

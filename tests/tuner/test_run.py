@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import DEFAULT, GPU, TASK, Bench
+from fakes import DEFAULT, GPU, TASK, Bench, FakeWorker
 
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Skipped, Timed, Timing, Wrong
 from attention_tuner.tuner.compile import CompilePool
-from attention_tuner.tuner.run import Executor, Settings, TaskResult
+from attention_tuner.tuner.run import AHEAD, Executor, Settings, TaskResult
 from attention_tuner.tuner.worker import Worker
 
 
@@ -66,3 +67,25 @@ def test_the_interpreter_has_a_regime_of_its_own(tmp_path: Path) -> None:
     assert bench.run(settings).regime == Regime("eager")
     assert bench.run(settings, INTERPRETER).regime == Regime("interpreter")
     assert bench.run(settings, GPU, seconds=9.0).seconds_left == 9.0
+
+
+def test_an_executor_starts_all_it_has(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    racer = FakeWorker(bench.clock)
+    replace(bench.executor, racer=racer).start()
+    assert (bench.worker.starts, racer.starts, bench.pool.starts) == (1, 1, 1)
+    Executor(bench.worker).start()
+    assert bench.worker.starts == 2
+
+
+def test_without_a_pool_nothing_is_asked_ahead(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    run = bench.run(Settings())
+    assert run.ahead == AHEAD * bench.pool.processes
+    assert replace(run, settings=Settings(ahead=5)).ahead == 5
+    assert replace(run, executor=replace(bench.executor, pool=None), settings=Settings(ahead=5)).ahead == 1
+
+
+def test_trials_are_counted_by_the_second() -> None:
+    assert TaskResult(TASK, tried=30, seconds=20.0).measured_per_second == 1.5
+    assert TaskResult(TASK).measured_per_second == 0

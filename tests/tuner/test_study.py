@@ -12,6 +12,7 @@ import pytest
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.outcome import Check, Failed, Outcome, Regime, Timed, Timing
 from attention_tuner.kernel_templates.variant import Value, Variant
+from attention_tuner.tuner import study as study_module
 from attention_tuner.tuner.study import SAMPLERS, Space, Study
 
 DIMENSIONS: dict[str, dict[str, tuple[Value, ...]]] = {
@@ -85,7 +86,7 @@ def test_asks_for_every_variant_once_and_then_for_none(sampler: str) -> None:
     asked = explore(study, 10 * len(valid), ahead=2)
     assert asked[0] == valid[5]
     assert sorted(asked, key=Variant.key) == sorted(valid, key=Variant.key)
-    assert study.remaining == 0
+    assert study.ask() is None
     assert study.ask() is None
 
 
@@ -167,7 +168,7 @@ def test_what_is_told_twice_counts_once() -> None:
     assert variant is not None
     study.tell(outcome(variant))
     study.tell(failure(variant))
-    assert study.remaining == len(combinations()) - 1
+    assert len(explore(study, 10 * len(combinations()))) == len(combinations()) - 1
 
 
 def test_no_variants_no_answer() -> None:
@@ -195,3 +196,42 @@ def test_asking_stays_cheap_after_a_thousand_trials() -> None:
     for _ in range(5):
         assert study.ask() is not None
     assert (time.process_time() - start) / 5 < 0.5
+
+
+def test_of_very_many_stored_outcomes_the_sampler_learns_the_fastest_and_some_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(study_module, "MOST_LESSONS", 40)
+    variants = combinations()
+    study = Study(variants)
+    told = [outcome(variant) for variant in variants[::2]] + [failure(variants[1])]
+    for each in told:
+        study.tell(each)
+    asked = explore(study, 10)
+    assert not {each.variant for each in told} & set(asked)
+    learned = sorted(trial.values[0] for trial in study._study.trials[:40])
+    fastest = sorted(math.log(milliseconds(variant)) for variant in variants[::2])
+    assert learned[:20] == fastest[:20]
+    assert learned[20:] != fastest[20:40]
+    assert len(study._study.trials) < 60
+
+
+def test_what_is_preferred_comes_before_all_others_and_only_once() -> None:
+    valid = combinations()
+    study = Study(valid, valid[:3])
+    assert study.ask() == valid[0]
+    study.prefer([valid[7], valid[0], valid[8]])
+    assert [study.ask() for _ in range(4)] == [valid[7], valid[8], valid[1], valid[2]]
+
+
+def test_a_variant_can_be_claimed_out_of_turn_once() -> None:
+    valid = combinations()
+    study = Study(valid, [valid[4]])
+    assert study.claim(valid[4])
+    assert not study.claim(valid[4])
+    assert not study.claim(Variant.of("three", 16, {"x": 1}))
+    study.tell(outcome(valid[5]))
+    assert not study.claim(valid[5])
+    asked = explore(study, 10 * len(valid))
+    assert len(asked) == len(valid) - 2
+    assert not {valid[4], valid[5]} & set(asked)

@@ -1,21 +1,31 @@
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fakes import DEFAULT, GPU, OTHER, SPEC, TASK, Bench, landscape
+from fakes import DEFAULT, GPU, OTHER, SPEC, TASK, Bench, FakeWorker, landscape
 
 from attention_tuner.db.records import Setting
+from attention_tuner.db.table import ConfigTable
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Environment, Outcome, Regime, Verdict
+from attention_tuner.kernel_templates.template import template_of
+from attention_tuner.tuner.card import CardState
 from attention_tuner.tuner.final import INTERPRETED_FINALISTS
+from attention_tuner.tuner.forecast import fewest_seconds
+from attention_tuner.tuner.jobs import RaceJob
 from attention_tuner.tuner.run import Listener, Progress, Settings, TaskResult
 from attention_tuner.tuner.task import Task
-from attention_tuner.tuner.tune import RACE_LIMIT_S, tune
+from attention_tuner.tuner.tune import RACE_LIMIT_S, refuse_long, tune
 
 
 @pytest.fixture
@@ -43,12 +53,38 @@ def test_the_best_is_found_raced_and_stored(bench: Bench) -> None:
     assert not bench.worker.closed
 
 
+def test_the_state_of_the_card_is_stored_with_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter([CardState(power_w=70, reasons=("idle",)), CardState(power_w=690, reasons=("power cap",))])
+    monkeypatch.setattr("attention_tuner.tuner.tune.card_state", lambda uuid: next(states))
+    executor = replace(bench.executor, uuid="GPU-1")
+    tune([TASK], GPU, bench.store, Settings(trials=3), executor)
+    tune([TASK], GPU, bench.store, Settings(trials=3), bench.executor)
+    with contextlib.closing(sqlite3.connect(bench.store.name)) as connection:
+        rows = connection.execute("select settings from runs order by id").fetchall()
+    settings, others = (json.loads(text) for text, in rows)
+    card = settings["card"]
+    assert (settings["trials"], card["uuid"]) == (3, "GPU-1")
+    assert [card[when]["power_w"] for when in ("start", "end")] == [70, 690]
+    assert card["end"]["reasons"] == ["power cap"]
+    assert others["card"] == {"uuid": None, "start": None, "end": None}
+
+
 def test_a_default_that_nothing_beats_is_kept(bench: Bench) -> None:
     bench.worker.ms = lambda v: 1.0 if v == DEFAULT else 1.004 + 0.001 * v.number("num_warps")
     (result,) = tune([TASK], GPU, bench.store, Settings(trials=20), bench.executor)
     assert result.best is not None
     assert result.best.variant == DEFAULT
     assert result.best.speedup == 1.0
+
+
+def test_regimes_share_neither_trials_nor_best_configs_and_the_served_one_answers(bench: Bench) -> None:
+    warm, served = Regime("graph", "warm"), Regime("graph", "cold")
+    tune([TASK], GPU, bench.store, Settings(trials=10, regime=warm), bench.executor)
+    bench.restart()
+    (result,) = tune([TASK], GPU, bench.store, Settings(trials=10), bench.executor)
+    assert (result.reused, result.tried) == (0, 10)
+    assert {config.timing.regime for config in bench.store.best_configs()} == {warm, served}
+    assert ConfigTable.from_store(bench.store).lookup(SPEC, TASK.batch, TASK.page_size, GPU).config == result.best
 
 
 def test_the_same_command_again_measures_nothing(bench: Bench) -> None:
@@ -155,6 +191,43 @@ def test_a_batch_too_long_for_the_interpreter_is_refused_before_anything_runs(be
     assert all(len(race.variants) <= 1 + INTERPRETED_FINALISTS for race in bench.worker.races)
 
 
+def test_batches_that_fit_the_time_one_by_one_but_not_together_are_refused(bench: Bench) -> None:
+    tasks = [Task(SPEC, Batch.parse(text), 16) for text in ("1x64@64", "1x64@60", "1x64@50")]
+    seconds = 1.1 * max(fewest_seconds([task], INTERPRETER, 30) for task in tasks)
+    with pytest.raises(InputError, match=r"'1x64@64' is too large .* its share .* for all 3 searches") as told:
+        tune(tasks, INTERPRETER, bench.store, Settings(seconds=seconds), bench.executor)
+    assert bench.worker.jobs == []
+    (enough,) = re.findall(r"(\d+) seconds for all", str(told.value))
+    refuse_long(tasks, Settings(seconds=float(enough)))
+    refuse_long(tasks[:1], Settings(seconds=seconds))
+
+
+def test_a_batch_that_the_memory_of_the_gpu_cannot_hold_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = Task(SPEC, Batch.parse("1x1@99999999"), 16)
+    monkeypatch.setattr("attention_tuner.tuner.tune.present_memory_bytes", lambda: 40 << 30)
+    # 10^8 keys and values of 2 heads of 64 numbers of 2 bytes.
+    with pytest.raises(InputError, match=r"'1x1@99999999' needs 47\.7 GiB of GPU memory .* the GPU has 40\.0 GiB"):
+        tune([TASK, large], GPU, bench.store, Settings(trials=3), bench.executor)
+    assert bench.worker.jobs == []
+    assert bench.pool.submitted == []
+    tune([TASK], GPU, bench.store, Settings(trials=3), bench.executor)
+
+
+def test_only_the_default_counts_as_such_in_what_is_told_of_the_progress(bench: Bench) -> None:
+    told: list[float | None] = []
+
+    class Heard(Listener):
+        def tried(self, progress: Progress) -> None:
+            told.append(progress.default_ms)
+
+    bench.worker.faults = lambda v: "out of memory" if v == DEFAULT else ""
+    (result,) = tune([TASK], GPU, bench.store, Settings(trials=4), bench.executor, Heard())
+    assert told == [None] * 4
+    assert result.baseline not in (None, DEFAULT)
+
+
 def test_the_listener_hears_it_all_in_order(bench: Bench) -> None:
     heard: list[str] = []
 
@@ -191,3 +264,95 @@ def test_a_config_of_another_environment_is_raced_for_again(bench: Bench) -> Non
     assert result.best is not None
     assert result.best.environment.kernel_hash == "new"
     assert default_variant(SPEC, TASK.batch, 16) in bench.worker.measured
+
+
+NEAR = Task(SPEC, Batch.parse("2x1@60"), TASK.page_size)
+
+
+def test_the_next_tasks_first_variants_are_compiled_while_a_race_is_run(bench: Bench) -> None:
+    racer = FakeWorker(bench.clock)
+    bench.executor = replace(bench.executor, racer=racer)
+    seen: list[int] = []
+    race = racer._race
+
+    def noted(job: RaceJob) -> Any:
+        seen.append(len(bench.pool.submitted))
+        return race(job)
+
+    racer._race = noted
+    heard: list[int] = []
+
+    class Heard(Listener):
+        def finished(self, result: TaskResult) -> None:
+            heard.append(len(bench.pool.submitted))
+
+    results = tune([TASK, OTHER], GPU, bench.store, Settings(trials=10), bench.executor, Heard())
+    # Between the begin and the end of the first race, as many as may be ahead.
+    assert heard[0] - seen[0] >= bench.pool.processes
+    assert all(job.batch == OTHER.batch for job in bench.pool.submitted[seen[0] : heard[0]])
+    assert len(bench.pool.submitted) >= heard[1] >= heard[0]
+    assert [result.tried for result in results] == [10, 10]
+
+
+def test_each_process_gives_its_memory_back_before_the_other_measures(bench: Bench) -> None:
+    racer = FakeWorker(bench.clock)
+    bench.executor = replace(bench.executor, racer=racer)
+    tune([TASK, OTHER], GPU, bench.store, Settings(trials=5), bench.executor)
+    # One job prepares, and five measure.
+    assert bench.worker.freed == [6, 12]
+    assert bench.worker.races == []
+    assert racer.measured == []
+    assert racer.freed == [len(racer.races) - len([r for r in racer.races if r.task == OTHER]), len(racer.races)]
+
+
+def test_all_processes_start_at_once_unless_nothing_is_to_be_tried(bench: Bench) -> None:
+    racer = FakeWorker(bench.clock)
+    bench.executor = replace(bench.executor, racer=racer)
+    tune([TASK], GPU, bench.store, Settings(trials=5), bench.executor)
+    assert (bench.worker.starts, racer.starts, bench.pool.starts) == (1, 1, 1)
+    bench.restart()
+    tune([TASK], GPU, bench.store, Settings(trials=5), bench.executor)
+    assert (bench.worker.starts, bench.pool.starts) == (0, 0)
+
+
+def test_the_shares_of_the_time_are_told(bench: Bench) -> None:
+    bench.worker.cost = 0.01
+    bench.pool.cost = 2.0
+    start = bench.clock()
+    (cold,) = tune([TASK], GPU, bench.store, Settings(trials=100), bench.executor)
+    assert cold.seconds == pytest.approx(bench.clock() - start)
+    assert 0.8 * cold.seconds <= cold.compiling_seconds <= cold.seconds
+    assert cold.measuring_seconds < 0.2 * cold.seconds
+    assert cold.measured_per_second == pytest.approx(100 / cold.seconds)
+    bench.restart(cost=0.5)
+    (slow,) = tune([OTHER], GPU, bench.store, Settings(trials=100), bench.executor)
+    assert 0.8 * slow.seconds <= slow.measuring_seconds <= slow.seconds
+
+
+def test_a_suite_shares_what_it_compiled(bench: Bench) -> None:
+    bench.pool.cost = 0.7
+    bench.worker.cost = 0.1
+    tasks = [TASK, NEAR, Task(SPEC, Batch.parse("3x1@70"), TASK.page_size)]
+    first, *rest = tune(tasks, GPU, bench.store, Settings(trials=60), bench.executor)
+    codes = [(job.spec, template_of(job.variant).code_key(job.variant)) for job in bench.pool.submitted]
+    assert len(codes) == len(set(codes))
+    assert first.measuring_seconds < 0.7 * first.seconds
+    for result in rest:
+        assert result.measuring_seconds >= 0.8 * result.seconds
+
+
+def test_time_that_passed_before_or_will_pass_after_is_not_spent_again(bench: Bench) -> None:
+    bench.executor = replace(bench.executor, aside_s=8.0)
+    start = bench.clock()
+    tune([TASK], GPU, bench.store, Settings(trials=1000, seconds=20.0), bench.executor)
+    assert 8 <= bench.clock() - start <= 12
+
+
+def test_processes_that_start_slowly_do_not_exceed_the_budget(bench: Bench) -> None:
+    racer = FakeWorker(bench.clock)
+    racer.start_cost = bench.worker.start_cost = 7.0
+    bench.executor = replace(bench.executor, racer=racer)
+    start = bench.clock()
+    (result,) = tune([TASK], GPU, bench.store, Settings(trials=1000, seconds=20.0), bench.executor)
+    assert bench.clock() - start <= 20.0
+    assert result.best is not None

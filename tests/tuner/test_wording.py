@@ -4,14 +4,14 @@ import math
 from collections import Counter
 
 import pytest
-from cli_samples import BATCH, SPEC
+from cli_samples import BATCH, H100, SMALL_GPU, SPEC, WIDE_SPEC
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.outcome import Failed
 from attention_tuner.search_spaces.suites import suite
 from attention_tuner.tuner import wording
-from attention_tuner.tuner.run import Progress
+from attention_tuner.tuner.run import Progress, TaskResult
 from attention_tuner.tuner.task import Task
 
 VARIANT = default_variant(SPEC, BATCH, 16)
@@ -51,3 +51,48 @@ def test_progress_says_only_what_is_known() -> None:
     assert wording.progress_text(none) == "1 failed; 2 wrong; at most 30 s left"
     some = Progress(task, failed, 4, 9, 1.5, 3.0, Counter(timed=3, failed=1), math.inf)
     assert wording.progress_text(some) == "best 1.5 ms, 2.00x over the default; 1 failed"
+
+
+def test_a_speed_up_is_over_the_default_or_over_what_stood_in_for_it() -> None:
+    assert wording.rival(TaskResult(Task(SPEC, BATCH, 16), baseline=VARIANT), H100) == "the default"
+    other = VARIANT.replace(num_warps=8)
+    failed = TaskResult(Task(SPEC, BATCH, 16), baseline=other)
+    assert wording.rival(failed, H100) == f"{other.key()}, the default was not right and timed"
+    wide = TaskResult(Task(WIDE_SPEC, BATCH, 16), baseline=other)
+    assert wording.rival(wide, SMALL_GPU) == f"{other.key()}, the default cannot run"
+
+
+def test_the_shares_of_several_tasks_are_of_the_time_of_all() -> None:
+    task = Task(SPEC, BATCH, 16)
+    one = TaskResult(task, tried=30, repeated=2, seconds=10.0, measuring_seconds=9.0, compiling_seconds=1.0)
+    two = TaskResult(task, tried=30, seconds=30.0, measuring_seconds=3.0, compiling_seconds=25.0)
+    assert wording.shares([one, two]) == (
+        "the GPU was measuring or checking for 30% of the time and all compiling processes were busy for 65%; "
+        "1.5 variants a second, 2 of them by the result of a variant with the same code and launch")
+    assert "same code" not in wording.shares([two])
+    assert wording.shares([TaskResult(task)]) == "nothing was to be done"
+
+
+def test_trials_that_are_not_used_are_told_with_the_reason() -> None:
+    counts = Counter({"measured with another kernel source": 12, "measured with another driver": 1})
+    assert wording.unused(counts) == [
+        "12 stored trials were measured with another kernel source and are not used",
+        "1 stored trial was measured with another driver and is not used",
+    ]
+
+
+def test_reasons_that_differ_in_numbers_only_are_one() -> None:
+    reasons = Counter({
+        ("failed", "compile", "out of resource: shared memory, Required: 262144, Hardware limit: 232448"): 2,
+        ("failed", "compile", "out of resource: shared memory, Required: 294912, Hardware limit: 232448"): 3,
+        ("failed", "check", "illegal access at 0x7f00a"): 1,
+        ("failed", "time", "took more than 60 s of CPU time"): 1,
+        ("wrong", "", "wrong result"): 4,
+    })
+    assert wording.grouped(reasons) == {
+        ("failed", "compile", "out of resource: shared memory, Required: N, Hardware limit: N"): 5,
+        ("failed", "check", "illegal access at 0x7f00a"): 1,
+        ("failed", "time", "took more than 60 s of CPU time"): 1,
+        ("wrong", "", "wrong result"): 4,
+    }
+    assert wording.grouped(Counter()) == {}

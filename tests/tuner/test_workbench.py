@@ -2,14 +2,17 @@ import pytest
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import GpuError
-from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.tuner import workbench
 from attention_tuner.tuner.task import Task
 from attention_tuner.tuner.workbench import Workbench
 
-TASK = Task(AttentionSpec(4, 2, 64, dtype="float16"), Batch.parse("1x16@32,2x1@40"), 16)
+TASK = Task(AttentionSpec(4, 2, 64, dtype="float16"), Batch.parse("1x16@32,3x1@40"), 16)
+DEFAULT = default_variant(TASK.spec, TASK.batch, 16)
 
 
 def test_a_workbench_needs_something_to_run_on() -> None:
@@ -29,7 +32,35 @@ def test_the_interpreter_rotates_nothing() -> None:
     bench = Workbench(TASK, INTERPRETER)
     (buffer,) = bench.buffers(Regime("interpreter"))
     assert bench.buffers(Regime("interpreter"))[0] is buffer
-    assert buffer.q.shape == (18, 4, 64)
+    assert buffer.q.shape == (19, 4, 64)
+
+
+@pytest.mark.parametrize(("capture", "padded"), [("graph", True), ("eager", False)])
+def test_only_captured_launches_have_the_grid_of_a_captured_one(capture: str, padded: bool) -> None:
+    bench = Workbench(TASK, TARGETS["sm_90"])
+    bench.device = "cpu"
+    launcher, plan_ms = bench.planned(DEFAULT, Regime(capture))
+    assert launcher.padded == padded
+    assert plan_ms > 0
+    assert not Workbench(TASK, INTERPRETER).planned(DEFAULT, Regime(capture))[0].padded
+
+
+def test_a_launch_that_cannot_be_captured_gets_the_grid_of_eager_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Eager:
+        regime = Regime("eager")
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(workbench, "Stopwatch", Eager)
+    monkeypatch.setattr(Workbench, "buffers", lambda *_: [])
+    bench = Workbench(TASK, TARGETS["sm_90"])
+    bench.device = "cpu"
+    launcher, _ = bench.planned(DEFAULT, Regime("graph"))
+    items = launcher._num_items  # pyright: ignore
+    bench.stopwatch(launcher, Regime("graph"))
+    assert not launcher.padded
+    assert launcher._num_items < items  # pyright: ignore
 
 
 @pytest.mark.gpu

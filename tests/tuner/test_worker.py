@@ -1,4 +1,7 @@
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import job_faults as faults
 import pytest
@@ -10,7 +13,8 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Failed, Regime, Timed, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.jobs import DescribeJob, MeasureJob, RaceJob, RatesJob, Task
+from attention_tuner.tuner.card import GpuLock
+from attention_tuner.tuner.jobs import FIRST_SAMPLES, FreeJob, MeasureJob, PrepareJob, RaceJob, RatesJob, Task
 from attention_tuner.tuner.worker import Worker
 
 LIMIT_S = 60.0
@@ -27,13 +31,6 @@ def worker() -> Iterator[Worker]:
 @pytest.fixture(scope="module")
 def default() -> Variant:
     return default_variant(TASK.spec, TASK.batch, TASK.page_size)
-
-
-def test_an_interpreting_worker_says_so(worker: Worker) -> None:
-    description = worker.run(DescribeJob(), LIMIT_S)
-    assert description.gpu == INTERPRETER
-    assert description.triton.startswith("3.")
-    assert description.torch.startswith("2.")
 
 
 def test_a_worker_either_interprets_or_compiles(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,11 +68,59 @@ def test_a_measurement_that_hangs_fails_alone(worker: Worker, default: Variant) 
 def test_a_race_times_all_and_drops_the_one_that_fails(worker: Worker, default: Variant) -> None:
     other = default.replace(num_warps=8)
     race = worker.run(RaceJob(TASK, (default, UNKNOWN, other), rounds=2, seed=1), LIMIT_S)
-    assert isinstance(race[UNKNOWN], Failed)
+    assert isinstance(race.timings[UNKNOWN], Failed)
+    assert race.is_steady
+    assert race.sentinels_ms == ()
     for variant in (default, other):
-        timing = race[variant]
+        timing = race.timings[variant]
         assert isinstance(timing, Timing)
         assert len(timing.samples_ms) == 2
+
+
+def test_a_worker_with_a_lock_has_the_card_for_each_job_and_no_longer(tmp_path: Path, default: Variant) -> None:
+    lock = GpuLock("GPU-1", tmp_path)
+    with Worker(interpret=True, lock=lock) as worker:
+        assert worker.uuid == "GPU-1"
+        with ThreadPoolExecutor() as threads:
+            running = threads.submit(worker.run, faults.Sleep(1.0), LIMIT_S)
+            time.sleep(0.5)
+            with pytest.raises(JobError, match="another run kept GPU GPU-1"), lock.held(0):
+                pass
+            assert running.result() == "slept"
+        with lock.held(0):
+            with pytest.raises(JobError, match="another run kept GPU GPU-1"):
+                # No variant is to blame for a card that is taken.
+                worker.run(MeasureJob(TASK, default, samples=1), LIMIT_S, deadline=time.monotonic() + 0.1)
+            assert worker.pid is not None
+
+
+def test_waiting_for_the_card_is_not_counted_but_the_deadline_is(tmp_path: Path) -> None:
+    lock = GpuLock("GPU-1", tmp_path)
+    with Worker(interpret=True, lock=lock) as worker, ThreadPoolExecutor() as threads:
+        assert worker.run(faults.Sleep(0), LIMIT_S) == "slept"
+        with lock.held():
+            waiting = threads.submit(worker.run, faults.Sleep(0.5), 1.0)
+            time.sleep(1.5)
+            assert not waiting.done()
+        assert waiting.result() == "slept"
+        with pytest.raises(JobError, match="gave no result"):
+            worker.run(faults.Sleep(1000), LIMIT_S, deadline=time.monotonic() + 0.3)
+
+
+def test_a_job_that_fails_and_is_settled_lets_go_of_the_card(tmp_path: Path, default: Variant) -> None:
+    lock = GpuLock("GPU-1", tmp_path)
+    with Worker(interpret=True, lock=lock) as worker:
+        race = worker.run(RaceJob(TASK, (default, UNKNOWN), rounds=1), LIMIT_S, time.monotonic() + LIMIT_S)
+        assert isinstance(race.timings[UNKNOWN], Failed)
+        assert isinstance(race.timings[default], Timing)
+    with lock.held(0):
+        pass
+
+
+def test_the_interpreter_needs_no_lock() -> None:
+    with Worker.on(INTERPRETER) as worker:
+        assert worker.interpret
+        assert worker.uuid is None
 
 
 def test_a_job_without_a_variant_raises(worker: Worker) -> None:
@@ -96,3 +141,84 @@ def test_an_illegal_access_is_one_variants_and_costs_the_process(default: Varian
         assert isinstance(outcome, Timed)
         assert outcome.timing.regime == Regime("graph", "cold")
         assert worker.pid != pid
+
+
+@pytest.mark.gpu
+def test_a_race_on_a_gpu_has_sentinels_and_the_card_to_itself(default: Variant) -> None:
+    from attention_tuner.kernel_templates.device import present_gpu
+
+    gpu = present_gpu()
+    assert gpu is not None
+    with Worker.on(gpu) as worker:
+        uuid = worker.uuid
+        assert uuid is not None
+        race = worker.run(RaceJob(TASK, (default, default.replace(num_warps=8)), rounds=12), 120)
+    assert race.blocks == 4
+    assert 4 <= len(race.sentinels_ms) <= 8
+    for timing in race.timings.values():
+        assert isinstance(timing, Timing)
+        assert timing.regime == Regime("graph", "cold")
+        if race.is_steady:
+            assert len(timing.samples_ms) == 12
+    with GpuLock(uuid).held(0), Worker.on(gpu) as late, pytest.raises(JobError, match=uuid):
+        late.run(FreeJob(), 120, time.monotonic() + 0.1)
+
+
+def test_one_code_and_launch_is_measured_once(worker: Worker, default: Variant) -> None:
+    def measure(variant: Variant, code: str = "c", seed: int = 5) -> Timed:
+        outcome = worker.run(MeasureJob(TASK, variant, samples=2, seed=seed, code=code), LIMIT_S)
+        assert isinstance(outcome, Timed), outcome
+        return outcome
+
+    first, twin = measure(default), default.replace(num_warps=8)
+    assert first.same_as is None
+    assert measure(twin) == Timed(twin, first.check, first.timing, same_as=default)
+    # Other code, another launch, other inputs.
+    for other in (measure(twin, code="d"), measure(default.replace(num_segments=2)), measure(twin, seed=6)):
+        assert other.same_as is None
+        assert other.timing.samples_ms != first.timing.samples_ms
+
+
+def test_what_is_clearly_slower_than_its_rival_takes_few_samples(worker: Worker, default: Variant) -> None:
+    taken: list[int] = []
+    for number, rival_ms in enumerate((None, 1e-6, 1e6)):
+        job = MeasureJob(TASK, default, samples=3, rival_ms=rival_ms, code=str(number))
+        outcome = worker.run(job, LIMIT_S)
+        assert isinstance(outcome, Timed)
+        taken.append(len(outcome.timing.samples_ms))
+    assert taken == [3, FIRST_SAMPLES, 3]
+
+
+def test_what_a_task_needs_can_be_prepared_and_given_back(worker: Worker, default: Variant) -> None:
+    kept = faults.Ask("type(context._kept).__name__")
+    assert worker.run(PrepareJob(TASK, 0, Regime("interpreter")), LIMIT_S) > 0
+    assert worker.run(kept, LIMIT_S) == "Workbench"
+    worker.free()
+    assert worker.run(kept, LIMIT_S) == "NoneType"
+    with Worker(interpret=True) as idle:
+        idle.free()
+        assert idle.pid is None
+
+
+def test_a_worker_can_be_started_ahead_and_jobs_submitted(worker: Worker) -> None:
+    with Worker(interpret=True) as other:
+        other.start()
+        pid = other.pid
+        assert pid is not None
+        assert not other.ready(0)
+        assert other.ready(LIMIT_S)
+        first, second = other.submit(faults.Sleep(0.2), LIMIT_S), other.submit(faults.Ask("os.getpid()"), LIMIT_S)
+        assert not first.done()
+        assert second.result() == pid
+        assert first.result() == "slept"
+        with pytest.raises(JobError, match="gave no result"):
+            other.submit(faults.Sleep(1000), LIMIT_S, time.monotonic() + 0.3).result()
+
+
+def test_closing_ends_what_was_submitted() -> None:
+    with Worker(interpret=True) as worker:
+        assert worker.ready(LIMIT_S)
+        running = worker.submit(faults.Sleep(1000), LIMIT_S)
+        time.sleep(0.2)
+    with pytest.raises(JobError, match=r"closed|SIGKILL"):
+        running.result()

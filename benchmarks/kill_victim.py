@@ -1,0 +1,73 @@
+"""A run that is there to be killed: it tunes two tiny batches through Triton's interpreter and keeps a journal.
+
+A line is written before each measurement and race, and after each trial and result that the search says is stored.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from attention_tuner.db.store import Store
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.jobs import MeasureJob
+from attention_tuner.tuner.run import Executor, Listener, Progress, Settings, TaskResult
+from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.tune import tune
+from attention_tuner.tuner.worker import Worker
+
+SPEC = AttentionSpec(2, 1, 64, dtype="float16")
+TASKS = (Task(SPEC, Batch.parse("1x9@20,1x1@24"), 16), Task(SPEC, Batch.parse("2x1@20"), 16))
+TRIALS = 8
+# Before and after each trial, before the race and after it.
+LINES_PER_TASK = 2 * TRIALS + 2
+JOURNAL = "journal.txt"
+DATABASE = "tuner.db"
+
+
+class Journal(Listener):
+    """Appends lines to a file of the folder; a line that is written outlives its process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def line(self, event: str, task: Task, what: str) -> None:
+        os.write(self._file, f"{event} {TASKS.index(task)} {what}\n".encode())
+
+    def tried(self, progress: Progress) -> None:
+        self.line("stored", progress.task, progress.outcome.variant.key())
+
+    def racing(self, task: Task, variants: tuple[Variant, ...]) -> None:
+        self.line("race", task, str(len(variants)))
+
+    def finished(self, result: TaskResult) -> None:
+        self.line("finished", result.task, str(result.task.batch))
+
+
+class JournalingWorker(Worker):
+    """Writes down what it measures, before it does."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(interpret=True)
+        self._journal = journal
+
+    def run(self, job: Any, timeout_s: float, *rest: float) -> Any:
+        if isinstance(job, MeasureJob):
+            self._journal.line("measure", job.task, job.variant.key())
+        return super().run(job, timeout_s, *rest)
+
+
+def main(folder: Path) -> None:
+    """Tune into the database of `folder`."""
+    journal = Journal(folder)
+    with JournalingWorker(journal) as worker, Store.open(folder / DATABASE) as store:
+        tune(TASKS, INTERPRETER, store, Settings(trials=TRIALS, finalists=1), Executor(worker), journal)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,83 @@
+"""What every benchmark writes beside its numbers: the command, the machine, the versions and the date."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "triton", "optuna", "sqlalchemy", "numpy", "scipy")
+GPU_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit",
+              "temperature.gpu", "persistence_mode", "compute_mode")  # fmt: skip
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser of the options that every benchmark has."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write the JSON")
+    return made
+
+
+def record() -> dict[str, Any]:
+    """How and where this process runs, now."""
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {"system": f"{platform.system()} {platform.release()} {platform.machine()}", "cpu": _cpu(),
+                    "cores": len(os.sched_getaffinity(0)), "load_average": list(os.getloadavg())},
+        "gpus": _gpus(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+    }
+
+
+def write(out: Path, results: Mapping[str, Any]) -> None:
+    """Write `results` with the record of this process to `out`, as a whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"record": record(), **results}, indent=1, allow_nan=False) + "\n"
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(out)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a compact table, numbers to the right of their columns."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join([first.strip().ljust(widths[0]), *rest]))
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _gpus() -> list[dict[str, str]]:
+    """What `nvidia-smi` says of each GPU; none where there is no such tool."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    command = [tool, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return [dict(zip(GPU_FIELDS, map(str.strip, line.split(",")), strict=False)) for line in lines]
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"

@@ -1,0 +1,105 @@
+"""The benchmarks start, are listed, and reckon rightly; what they measure is not tested."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from attention_tuner.db.store import Store
+from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.tuner.race import Interval
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that the test's parameter names, imported as it is when it is run."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module(request.param)
+
+
+def using(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("script", [name], indirect=True)
+
+
+def test_every_script_is_listed() -> None:
+    listed = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert SCRIPTS
+    assert [name for name in SCRIPTS if f"`{name}.py`" not in listed] == []
+
+
+@using("record")
+def test_a_record_says_how_and_where(script: ModuleType, tmp_path: Path) -> None:
+    script.write(tmp_path / "new" / "out.json", {"numbers": [1.5]})
+    document = json.loads((tmp_path / "new" / "out.json").read_text())
+    assert document["numbers"] == [1.5]
+    assert document["record"]["versions"]["python"] == sys.version.split()[0]
+    assert document["record"]["machine"]["cores"] >= 1
+    assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "out.json"]
+
+
+@using("stopwatch")
+def test_kernels_are_told_apart_by_launch(script: ModuleType) -> None:
+    first, second = [(0.0, 4.0), (5.0, 6.0)], [(20.0, 28.0), (29.0, 31.0)]
+    assert script.per_launch([*second, *first], 2) == (2, 7.5, 8.5)
+    assert script.per_launch([(0.0, 4.0)], 1) == (1, 4.0, 4.0)
+    assert script.per_launch([], 3) is None
+    assert script.per_launch(first, 3) is None
+
+
+@using("stopwatch")
+@pytest.mark.parametrize(("cold", "warm", "eager", "single", "why"), [
+    (100, 90, 110, 102, "agree"),
+    (5, 4, 6, 8, "its two events and an eager launch"),
+    (50, 40, 50, 70, "its two events, an eager launch, and L2 full of what it cleared"),
+    (5000, 5000, 5000, 4500, "it pauses, which keeps the GPU cooler"),
+    (50, 30, 50, 40, "its L2 or TLB is less cold"),
+])
+def test_why_do_bench_differs(
+    script: ModuleType, cold: float, warm: float, eager: float, single: float, why: str
+) -> None:
+    figures = script.Figures("x", 1, 0.9 * cold, cold, warm, cold, warm, eager, single)
+    assert figures.why(empty=2.5) == why
+    assert figures.gap == pytest.approx(0.1 * cold)
+    assert len(script.row(figures, 2.5)) == 11
+
+
+@using("regimes")
+def test_both_variants_of_both_batches_can_run(script: ModuleType) -> None:
+    tasks = script.tasks(interpreter=False)
+    assert [task.spec.num_q_heads for task in tasks.values()] == [8, 32]
+    for task in tasks.values():
+        assert [variant.template for variant in script.variants(task, TARGETS["sm_90"]).values()] == [
+            "unified", "fused"]
+
+
+@using("tuner_overhead")
+def test_overhead_is_measured_beside_what_is_stored(script: ModuleType, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "tuner.db") as store:
+        script.fill(store, 20, seed=0)
+        found = script.measure(store, 20, 5, "tpe")
+        assert store.trial_counts() == {"timed": 25}
+    assert (found["stored"], found["trials"]) == (20, 5)
+    assert found["mean_ms"]["ask"] > 0
+    assert sum(found["mean_ms"].values()) == pytest.approx(2 * found["mean_ms"]["total"])
+
+
+@using("reproducibility")
+def test_six_batches_and_how_a_pair_is_told(script: ModuleType) -> None:
+    assert len(script.tasks(interpreter=False)) == 6
+    interval = script.fractions(Interval(math.log(1.01), -math.inf, math.log(1.02)))
+    assert interval == {"median": pytest.approx(0.01), "low": None, "high": pytest.approx(0.02)}
+    run = {"gpu_share": 0.8, "pool_share": 0.9, "outcomes": {"timed": 7}, "wall_seconds": 40.2}
+    standing = {"same": False, "second_over_first": interval, "slower_than_default": True,
+                "winner_over_default": [script.fractions(None), interval]}  # fmt: skip
+    assert script.rows({"a": {"standing": standing, "runs": [run, run]}, "b": {"standing": {}, "runs": [run]}}) == [
+        ["a", "-/+1.00%/+2.00%", "+0.0% +1.0%", "SLOWER", "80% 80%", "90% 90%", "7 7", "40 40"],
+        ["b", "no race", "", "", "80%", "90%", "7", "40"]]

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import DEFAULT, FACTS, GPU, SPEC, TASK, Bench
+
+from attention_tuner.db.records import utc_now
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
+from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Failed, Regime, Timing, Verdict
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.search_spaces.space import survey
+from attention_tuner.tuner.leads import NEIGHBOURS, WORTH_TRYING, first_variants, neighbours, proven
+from attention_tuner.tuner.run import Run, Settings
+from attention_tuner.tuner.task import Task
+
+BUCKET = BatchBucket.of(TASK.batch)
+VALID = survey(SPEC, BUCKET, TASK.page_size, GPU).valid
+LIKELY = candidates(SPEC, BUCKET, TASK.page_size, GPU)
+NEAR, FAR = (Task(SPEC, Batch.parse(text), TASK.page_size) for text in ("2x1@60", "64x1@9000"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def timing(ms: float) -> Timing:
+    return Timing((ms,), Regime("graph"))
+
+
+def store(bench: Bench, batch: str, variant: Variant) -> None:
+    shape = Shape.of(SPEC, Batch.parse(batch))
+    now = Environment("old", "", "", "")
+    bench.store.put_best(
+        BestConfig(shape, GPU, variant, timing(1), timing(1), Verdict.FAST, True, now, batch, utc_now()))
+
+
+def compiled(run: Run, task: Task, *variants: Variant) -> None:
+    assert run.builds is not None
+    for variant in variants:
+        run.builds.order(task, variant)
+        run.builds.collect(1.0)
+
+
+def test_the_nearest_winners_come_first_and_few_of_them(bench: Bench) -> None:
+    batches = ("64x1@9000", "2x1@300", "2x1@60", "8x1@3000", "2x1@5000")
+    for batch, variant in zip(batches, VALID[10:], strict=False):
+        store(bench, batch, variant)
+    found = neighbours(TASK, bench.run(Settings()))
+    assert len(found) == NEIGHBOURS
+    assert found[:2] == (VALID[12], VALID[11])
+
+
+def test_a_winner_that_cannot_run_here_is_none(bench: Bench) -> None:
+    tma = next(v for v in VALID if v.as_dict().get("kv_load") == "tma")
+    store(bench, "2x1@60", tma)
+    run = bench.run(Settings())
+    assert neighbours(TASK, run) == (tma,)
+    old = replace(TARGETS["sm_80"], name=GPU.name)
+    assert neighbours(TASK, replace(run, gpu=old)) == ()
+
+
+def test_the_default_leads_and_each_comes_once() -> None:
+    first = first_variants(TASK, GPU, (LIKELY[0], VALID[3]), frozenset(VALID))
+    assert first[:3] == (DEFAULT, LIKELY[0], VALID[3])
+    assert len(set(first)) == len(first)
+    assert set(LIKELY) & set(VALID) <= set(first)
+    assert first_variants(TASK, GPU, (VALID[3],), frozenset(LIKELY))[1:] == tuple(LIKELY)
+
+
+def test_what_did_well_on_the_nearest_batch_comes_first(bench: Bench) -> None:
+    run = bench.run(Settings())
+    a, b, c, slow = VALID[:4]
+    run.timed[FAR] = {c: timing(1.0)}
+    run.timed[NEAR] = {a: timing(2.0), b: timing(1.9), slow: timing(1.9 * WORTH_TRYING * 1.01)}
+    run.timed[TASK] = {VALID[9]: timing(0.1)}
+    run.timed[Task(SPEC, TASK.batch, 32)] = {VALID[9]: timing(0.1)}
+    assert proven(TASK, run) == []
+    compiled(run, NEAR, a, b, c, slow, VALID[9])
+    assert proven(TASK, run) == [b, a, c]
+
+
+def test_what_did_not_compile_or_does_not_fit_is_not_proven(bench: Bench) -> None:
+    run = bench.run(Settings())
+    fused = [v for v in VALID if v.template == "fused"]
+    broken, big = fused[0], next(v for v in fused if v.number("num_warps") != fused[0].number("num_warps"))
+    run.timed[NEAR] = {broken: timing(1.0), big: timing(1.0)}
+    outcomes = {
+        broken: Failed(broken, "compile", "abort"),
+        big: replace(FACTS, shared_bytes=GPU.shared_memory_bytes + 1),
+    }
+    bench.pool.facts = outcomes.__getitem__
+    compiled(run, NEAR, broken, big)
+    assert proven(TASK, run) == []
+
+
+def test_without_compiling_nothing_is_proven(bench: Bench) -> None:
+    run = replace(bench.run(Settings()), builds=None)
+    run.timed[NEAR] = {VALID[0]: timing(1.0)}
+    assert proven(TASK, run) == []

@@ -1,0 +1,88 @@
+"""What is compiled ahead in one run: every search asks here, so that no code is compiled twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.outcome import Failed, StaticFacts
+from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.template import template_of
+from ..kernel_templates.variant import Variant
+from .jobs import CompileJob
+from .task import Task
+
+Code = tuple[AttentionSpec, str]
+
+
+class Compiler(Protocol):
+    """Compiles ahead, as `CompilePool` does."""
+
+    processes: int
+
+    @property
+    def full_seconds(self) -> float:
+        """For how long every process has been compiling, in seconds of wall time."""
+        ...
+
+    def start(self) -> None:
+        """Start the processes, and do not wait until they can work."""
+        ...
+
+    def submit(self, job: CompileJob) -> None:
+        """Queue `job`."""
+        ...
+
+    def results(self, wait_s: float) -> list[tuple[CompileJob, StaticFacts | Failed]]:
+        """What was compiled since the last call; waits up to `wait_s` for one."""
+        ...
+
+    def forget(self) -> list[CompileJob]:
+        """Drop what is queued and return it; what is being compiled goes on."""
+        ...
+
+    def close(self) -> None:
+        """Kill what compiles."""
+        ...
+
+
+class Builds:
+    """The code of variants, compiled for `gpu` in `pool`.
+
+    Variants of one layer and page size that differ only in what is passed to their kernels share it, whatever batch
+    they are tried on.
+    """
+
+    def __init__(self, pool: Compiler, gpu: Gpu) -> None:
+        self.pool = pool
+        self._gpu = gpu
+        self._done: dict[Code, StaticFacts | Failed] = {}
+        self._under_way: set[Code] = set()
+
+    def order(self, task: Task, variant: Variant) -> None:
+        """Have the code of `variant` compiled, unless it is or is going to be."""
+        code = _code(task.spec, variant)
+        if code not in self._done and code not in self._under_way:
+            self._under_way.add(code)
+            self.pool.submit(CompileJob(variant, task.spec, self._gpu, task.batch))
+
+    def collect(self, wait_s: float) -> None:
+        """Take note of what was compiled; where nothing was, wait up to `wait_s` seconds for it."""
+        for job, compiled in self.pool.results(wait_s):
+            code = _code(job.spec, job.variant)
+            self._under_way.discard(code)
+            self._done[code] = compiled
+
+    def result(self, task: Task, variant: Variant) -> StaticFacts | Failed | None:
+        """What came of compiling `variant`, None while that is not known."""
+        compiled = self._done.get(_code(task.spec, variant))
+        return replace(compiled, variant=variant) if isinstance(compiled, Failed) else compiled
+
+    def forget(self) -> None:
+        """Drop what is not being compiled yet; it can be ordered again."""
+        self._under_way -= {_code(job.spec, job.variant) for job in self.pool.forget()}
+
+
+def _code(spec: AttentionSpec, variant: Variant) -> Code:
+    return spec, template_of(variant).code_key(variant)

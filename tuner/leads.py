@@ -1,0 +1,66 @@
+"""What to try first for a task: the default, what won nearby, what is likely, and what did well in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from ..kernel_templates.batch import BatchBucket
+from ..kernel_templates.default import default_variant
+from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.heuristic import candidates
+from ..kernel_templates.outcome import StaticFacts
+from ..kernel_templates.template import template_of, why_invalid
+from ..kernel_templates.variant import Variant
+from .run import Run
+from .task import Task
+
+# Winners of the nearest tuned shapes that are tried before the sampler chooses.
+NEIGHBOURS = 3
+# What was this many times slower than the best elsewhere will not win here.
+WORTH_TRYING = 1.5
+
+
+def neighbours(task: Task, run: Run) -> tuple[Variant, ...]:
+    """The stored best variants of the shapes nearest to that of `task`, as they would run there."""
+    bucket = BatchBucket.of(task.batch)
+    near = run.store.best_configs(spec=task.spec, page_size=task.page_size, gpu_name=run.gpu.name)
+    near.sort(key=lambda config: config.shape.bucket.distance(bucket))
+    runnable = [c.variant for c in near if why_invalid(c.variant, task.spec, run.gpu) is None]
+    return tuple(dict.fromkeys(template_of(v).settle(v, bucket) for v in runnable[:NEIGHBOURS]))
+
+
+def first_variants(
+    task: Task, gpu: Gpu, near: Sequence[Variant], valid: Collection[Variant]
+) -> tuple[Variant, ...]:
+    """The default, where it can run, then those of `near` and of the heuristic's candidates that are in `valid`."""
+    default = default_variant(task.spec, task.batch, task.page_size)
+    likely = dict.fromkeys((*near, *candidates(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)))
+    # Through the interpreter most of them are the same variant again.
+    found = tuple(variant for variant in likely if variant in valid)
+    return (default, *found) if why_invalid(default, task.spec, gpu) is None else found
+
+
+def proven(task: Task, run: Run) -> list[Variant]:
+    """Variants that this run has compiled and that did well on its other batches, those of the nearest first."""
+    builds = run.builds
+    if builds is None:
+        return []
+    settled = dict.fromkeys(_successful(task, run))
+    return [v for v in settled if _fits(v, task, run.gpu, builds.result(task, v))]
+
+
+def _fits(variant: Variant, task: Task, gpu: Gpu, compiled: object) -> bool:
+    is_launchable = isinstance(compiled, StaticFacts) and compiled.shared_bytes <= gpu.shared_memory_bytes
+    return is_launchable and why_invalid(variant, task.spec, gpu) is None
+
+
+def _successful(task: Task, run: Run) -> Iterator[Variant]:
+    """What did well on the other batches of the run, the nearest batch's fastest first."""
+    bucket = BatchBucket.of(task.batch)
+    others = [t for t in run.timed if t != task and (t.spec, t.page_size) == (task.spec, task.page_size)]
+    for other in sorted(others, key=lambda t: BatchBucket.of(t.batch).distance(bucket)):
+        times = {variant: timing.median_ms for variant, timing in run.timed[other].items()}
+        limit_ms = WORTH_TRYING * min(times.values(), default=0.0)
+        for variant in sorted(times, key=times.__getitem__):
+            if times[variant] <= limit_ms:
+                yield template_of(variant).settle(variant, bucket)
