@@ -170,8 +170,7 @@ def refuse_long(tasks: Sequence[Task], settings: Settings) -> None:
             raise InputError(
                 f"batch {str(task.batch)!r} is too large for Triton's interpreter: "
                 f"{min(FEWEST_TRIALS, settings.trials)} variants would take about {seconds:.0f} s, and its share of "
-                f"the time is {share:.0f} s; accepted is a smaller batch, or {math.ceil(needed)} seconds for all "
-                f"{len(tasks)} searches")
+                f"the time is {share:.0f} s; accepted is a smaller batch, or {math.ceil(needed)} seconds in all")
 
 
 def refuse_large(tasks: Sequence[Task]) -> None:

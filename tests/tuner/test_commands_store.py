@@ -133,3 +133,15 @@ def test_show_counts_why_trials_have_no_time(lines: Lines, path: str) -> None:
     assert lines.run("show", "--db", path, "--failures") == 0
     assert "it [does] not" in lines.out
     assert "4 trials" in lines.out
+
+
+def test_importing_a_bad_file_makes_no_database(lines: Lines, path: str, tmp_path: Path) -> None:
+    exported, other = tmp_path / "out.json", tmp_path / "folder" / "other.db"
+    lines.run("export", str(exported), "--db", path)
+    document = json.loads(exported.read_text())
+    document["groups"][-1]["configs"][-1]["batch"] = "garbage"
+    exported.write_text(json.dumps(document))
+    assert lines.run("import", str(exported), "--db", str(other)) == 2
+    assert ".batch' cannot be used: cannot read 'garbage'" in lines.err
+    assert lines.err.count("\n") == 1
+    assert not other.parent.exists()

@@ -60,7 +60,7 @@ def test_a_default_that_cannot_run_is_told_with_the_reason(
     command: str, lines: Lines, jobs: list[MeasureJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "present_gpu", lambda: SMALL_GPU)
-    assert lines.run(command, "--spec", WIDE_SPEC.key(), "--batch", "1x1@64") == 2
+    assert lines.run(command, "--spec", WIDE_SPEC.key(), "--batch", str(BATCH)) == 2
     assert f"cannot run layer {WIDE_SPEC.key()!r} on NVIDIA L40S" in lines.err
     assert "its tiles exceed the GPU's shared memory; name another with --variant" in lines.err
     assert lines.err.count("\n") == 1

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from cli_samples import BATCH, H100, SPEC
+from cli_samples import BATCH, H100, SPEC, WIDE_SPEC
 
 from attention_tuner.kernel_templates import device
 from attention_tuner.kernel_templates.default import default_variant
@@ -148,7 +148,7 @@ def test_a_variant_that_cannot_run_is_refused_with_the_reason(change: tuple[str,
 def test_a_variant_that_is_invalid_here_is_refused_with_the_reason() -> None:
     key = default_variant(SPEC, BATCH, 16).replace(block_m=128, num_warps=1).key()
     with pytest.raises(VariantError, match=r"cannot run layer .* registers"):
-        request.variant(key, SPEC, 16, H100)
+        request.variant(key, WIDE_SPEC, 16, H100)
 
 
 def test_a_sampler_is_one_of_those_that_the_search_has() -> None:

@@ -84,7 +84,8 @@ def test_regimes_share_neither_trials_nor_best_configs_and_the_served_one_answer
     (result,) = tune([TASK], GPU, bench.store, Settings(trials=10), bench.executor)
     assert (result.reused, result.tried) == (0, 10)
     assert {config.timing.regime for config in bench.store.best_configs()} == {warm, served}
-    assert ConfigTable.from_store(bench.store).lookup(SPEC, TASK.batch, TASK.page_size, GPU).config == result.best
+    table = ConfigTable.of(bench.store.best_configs())
+    assert table.lookup(SPEC, TASK.batch, TASK.page_size, GPU).config == result.best
 
 
 def test_the_same_command_again_measures_nothing(bench: Bench) -> None:
@@ -194,10 +195,10 @@ def test_a_batch_too_long_for_the_interpreter_is_refused_before_anything_runs(be
 def test_batches_that_fit_the_time_one_by_one_but_not_together_are_refused(bench: Bench) -> None:
     tasks = [Task(SPEC, Batch.parse(text), 16) for text in ("1x64@64", "1x64@60", "1x64@50")]
     seconds = 1.1 * max(fewest_seconds([task], INTERPRETER, 30) for task in tasks)
-    with pytest.raises(InputError, match=r"'1x64@64' is too large .* its share .* for all 3 searches") as told:
+    with pytest.raises(InputError, match=r"'1x64@64' is too large .* its share of the time .* in all") as told:
         tune(tasks, INTERPRETER, bench.store, Settings(seconds=seconds), bench.executor)
     assert bench.worker.jobs == []
-    (enough,) = re.findall(r"(\d+) seconds for all", str(told.value))
+    (enough,) = re.findall(r"(\d+) seconds in all", str(told.value))
     refuse_long(tasks, Settings(seconds=float(enough)))
     refuse_long(tasks[:1], Settings(seconds=seconds))
 
