@@ -22,8 +22,10 @@ class Sentinel:
         self, device: torch.device | str = "cuda", shape: tuple[int, int, int] = SHAPE, regime: Regime = GRAPH
     ) -> None:
         rows, columns, inner = shape
-        right = torch.randn(inner, columns, device=device, dtype=torch.bfloat16)
-        left = torch.randn(rows, inner, device=device, dtype=torch.bfloat16)
+        # A generator of its own: a capture that failed before leaves the device's default one unusable.
+        draw = torch.Generator(device).manual_seed(0)
+        right = torch.randn(inner, columns, device=device, dtype=torch.bfloat16, generator=draw)
+        left = torch.randn(rows, inner, device=device, dtype=torch.bfloat16, generator=draw)
         product = torch.empty(rows, columns, device=device, dtype=torch.bfloat16)
         self._watch = Stopwatch(lambda factor: torch.mm(factor, right, out=product), [left], regime)
 

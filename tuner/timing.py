@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 # Long enough that the resolution of an event, 0.5 us, and the gap between two graphs do not show.
 SAMPLE_MS = 0.2
+# Sets of tensors to rotate at most: with so many, a sample of the shortest launches takes each once.
+MOST_BUFFERS = 64
 
 
 class Plannable(Protocol):
@@ -32,13 +34,22 @@ class Stopwatch(Generic[T]):
     """Times `run` over `buffers` in turn, in a `regime` that is eager instead of graph where `run` cannot be captured.
 
     A sample is the mean over as many launches as take `SAMPLE_MS`, and over every buffer equally often, so that no
-    buffer is in L2 when its turn comes. `regime.capture` "interpreter" is one call by the wall clock.
+    buffer is in L2 when its turn comes. Where that would take too many buffers, `flush` is given, which evicts L2: it
+    is called before each sample, is not timed, and a sample then takes no buffer twice. `regime.capture` "interpreter"
+    is one call by the wall clock.
     """
 
-    def __init__(self, run: Callable[[T], object], buffers: Sequence[T], regime: Regime) -> None:
+    def __init__(
+        self,
+        run: Callable[[T], object],
+        buffers: Sequence[T],
+        regime: Regime,
+        flush: Callable[[], object] | None = None,
+    ) -> None:
         self._run = run
         self._buffers = buffers
-        self._launches = len(buffers)
+        self._flush = flush
+        self._launches = 1 if flush else len(buffers)
         self._turn = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self.regime = regime
@@ -60,6 +71,8 @@ class Stopwatch(Generic[T]):
         if self.regime.capture == "interpreter":
             return tuple(self._wall_ms() for _ in range(count))
         # All are queued before the first ends, so that no sample waits for the host; the first one may have.
+        if self._flush is not None:
+            return self._flushed_samples(count, self._flush)
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 2)]
         marks[0].record()
         for mark in marks[1:]:
@@ -68,14 +81,27 @@ class Stopwatch(Generic[T]):
         torch.cuda.synchronize()
         return tuple(start.elapsed_time(end) / self._launches for start, end in itertools.pairwise(marks[1:]))
 
+    def _flushed_samples(self, count: int, flush: Callable[[], object]) -> tuple[float, ...]:
+        spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        for _ in range(count + 1):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush()
+            start.record()
+            self._replay()
+            end.record()
+            spans.append((start, end))
+        torch.cuda.synchronize()
+        return tuple(start.elapsed_time(end) / self._launches for start, end in spans[1:])
+
     def _fill_sample(self) -> None:
-        """Raise the launches in a sample, by whole turns over the buffers, until it takes `SAMPLE_MS`."""
+        """Raise the launches in a sample until it takes `SAMPLE_MS`: by whole turns, or up to one with a flush."""
         # Twice: a short sample's time is mostly what a replay costs.
         for _ in range(2):
             sample_ms = min(self.samples(3)) * self._launches
             if sample_ms >= SAMPLE_MS:
                 return
-            self._launches *= math.ceil(1.1 * SAMPLE_MS / sample_ms)
+            launches = self._launches * math.ceil(1.1 * SAMPLE_MS / sample_ms)
+            self._launches = min(launches, len(self._buffers)) if self._flush else launches
             self._capture()
 
     def _capture(self) -> None:
@@ -129,10 +155,11 @@ def plan_ms(launcher: Plannable, batch: Batch, device: str, repeats: int = 5) ->
 def num_buffers(touched_bytes: int, held_bytes: int, l2_bytes: int, free_bytes: int, regime: Regime) -> int:
     """How many sets of tensors to rotate so that a set has left L2 when its turn comes again: 1 when warm.
 
-    A launch touches `touched_bytes` of a set, which holds `held_bytes`; the sets may take half of `free_bytes`.
+    A launch touches `touched_bytes` of a set, which holds `held_bytes`; the sets may take half of `free_bytes`. There
+    are `MOST_BUFFERS` at most: where they, or the memory, are not enough, L2 has to be flushed.
     """
     if regime.l2 == "warm" or touched_bytes >= 2 * l2_bytes:
         return 1
     # One more than twice L2, for the set that is being read.
     wanted = math.ceil(2 * l2_bytes / touched_bytes) + 1
-    return max(1, min(wanted, free_bytes // 2 // held_bytes))
+    return max(1, min(wanted, MOST_BUFFERS, free_bytes // 2 // held_bytes))

@@ -18,6 +18,7 @@ COLD, WARM = Regime("graph", "cold"), Regime("graph", "warm")
         (30 * MIB, 10_000 * MIB, COLD, 5),
         (99 * MIB, 10_000 * MIB, COLD, 3),
         (100 * MIB, 10_000 * MIB, COLD, 1),
+        (MIB, 10_000 * MIB, COLD, 64),
         (10 * MIB, 10_000 * MIB, WARM, 1),
         (10 * MIB, 100 * MIB, COLD, 4),
         (10 * MIB, 0, COLD, 1),
@@ -87,6 +88,15 @@ def test_a_graph_replay_costs_no_host_time_and_memory_is_cold() -> None:
     eager = timing(Stopwatch(copy, copy_buffers(4 * MIB, 1), Regime("eager", "warm")), 20, 0.0)
     assert warm.median_ms < graph.median_ms
     assert warm.median_ms < eager.median_ms
+
+
+@pytest.mark.gpu
+def test_a_flush_makes_few_buffers_as_cold_as_many() -> None:
+    evictor, total = torch.zeros(32 * MIB, device="cuda"), torch.zeros((), device="cuda")
+    many = timing(Stopwatch(copy, copy_buffers(4 * MIB, 40), COLD), 20, 0.0)
+    few = Stopwatch(copy, copy_buffers(4 * MIB, 8), COLD, lambda: torch.sum(evictor, dim=0, out=total))
+    assert 1 <= few.launches <= 8
+    assert timing(few, 20, 0.0).median_ms == pytest.approx(many.median_ms, rel=0.15)
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ import torch
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import GpuError
-from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.tuner import workbench
@@ -33,6 +33,26 @@ def test_the_interpreter_rotates_nothing() -> None:
     (buffer,) = bench.buffers(Regime("interpreter"))
     assert bench.buffers(Regime("interpreter"))[0] is buffer
     assert buffer.q.shape == (19, 4, 64)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "regime", "count", "flushes"),
+    [
+        (TARGETS["sm_90"], Regime("graph"), 64, True),
+        (TARGETS["sm_90"], Regime("graph", "warm"), 1, False),
+        (TARGETS["sm_90"], Regime("graph"), 10**6, False),
+        (INTERPRETER, Regime("interpreter"), 1, False),
+    ],
+)
+def test_l2_is_flushed_where_the_sets_do_not_exceed_it(gpu: Gpu, regime: Regime, count: int, flushes: bool) -> None:
+    bench = Workbench(TASK, gpu)
+    bench.device = "cpu"
+    flush = bench._flush(count, regime)
+    assert (flush is not None) == flushes
+    if flush is not None:
+        flush()
+        assert bench._evictor is not None
+        assert bench._evictor.nbytes >= 2 * gpu.l2_bytes
 
 
 @pytest.mark.parametrize(("capture", "padded"), [("graph", True), ("eager", False)])
