@@ -62,6 +62,8 @@ def test_kernels_are_told_apart_by_launch(script: ModuleType) -> None:
     (50, 40, 50, 70, "its two events, an eager launch, and L2 full of what it cleared"),
     (5000, 5000, 5000, 4500, "it pauses, which keeps the GPU cooler"),
     (50, 30, 50, 40, "its L2 or TLB is less cold"),
+    (4971, 5350, 5238, 5176, "power: two windows of the stopwatch differ as much"),
+    (777, 777, 504, 506, "captured, a plain copy is a node that the driver runs in another way than the kernel"),
 ])
 def test_why_do_bench_differs(
     script: ModuleType, cold: float, warm: float, eager: float, single: float, why: str
