@@ -16,6 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attention_tuner.kernel_templates.device import present_gpu
+from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
+
 PACKAGES = ("torch", "triton", "optuna", "sqlalchemy", "numpy", "scipy")
 GPU_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit",
               "temperature.gpu", "persistence_mode", "compute_mode")  # fmt: skip
@@ -26,6 +29,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write the JSON")
     return made
+
+
+def machine(interpreter: bool) -> Gpu:
+    """The interpreter or the present GPU; where there is none, the script ends and says so."""
+    gpu = INTERPRETER if interpreter else present_gpu()
+    if gpu is None:
+        sys.exit("this needs an NVIDIA GPU, or --interpreter")
+    return gpu
 
 
 def record() -> dict[str, Any]:

@@ -13,8 +13,7 @@ import record
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
-from attention_tuner.kernel_templates.device import present_gpu
-from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
+from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import heuristic_variant
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
@@ -82,9 +81,7 @@ def keep_busy(watch: Stopwatch[Any], seconds: float) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Time all, write the JSON and print the table."""
-    gpu = INTERPRETER if arguments.interpreter else present_gpu()
-    if gpu is None:
-        sys.exit("this needs an NVIDIA GPU, or --interpreter")
+    gpu = record.machine(arguments.interpreter)
     start = time.monotonic()
     results: list[dict[str, Any]] = []
     rows: list[list[str]] = []

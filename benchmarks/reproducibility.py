@@ -22,8 +22,7 @@ import record
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
-from attention_tuner.kernel_templates.device import present_gpu
-from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
+from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
@@ -163,9 +162,7 @@ def rows(batches: dict[str, Any]) -> list[list[str]]:
 
 def main(arguments: argparse.Namespace) -> None:
     """Run the batches that are asked for and not done yet, write the JSON after each, and print the table."""
-    gpu = INTERPRETER if arguments.interpreter else present_gpu()
-    if gpu is None:
-        sys.exit("this needs an NVIDIA GPU, or --interpreter")
+    gpu = record.machine(arguments.interpreter)
     done: dict[str, Any] = json.loads(arguments.out.read_text())["batches"] if arguments.out.exists() else {}
     first, _, last = arguments.batches.partition(":")
     wanted = list(tasks(arguments.interpreter).items())[int(first or 0) : int(last) if last else None]

@@ -61,6 +61,8 @@ def timing(variant: Variant, samples: int, regime: Regime) -> Timing:
 class Worker:
     """Measures at once, and does not race."""
 
+    busy_s = 0.0
+
     def submit(self, job: Any, timeout_s: float, deadline: float = math.inf) -> Future[Any]:
         future: Future[Any] = Future()
         match job:

@@ -178,15 +178,16 @@ class TrialRow(Measured, Base):
     def _facts(self) -> StaticFacts | None:
         if self.shared_bytes is None:
             return None
-        return StaticFacts(self.shared_bytes, _present(self.registers), _present(self.stack_bytes),
-                           _present(self.tensor_core), _present(self.code_hash))
+        return StaticFacts(self.shared_bytes, self.registers, self.stack_bytes, _present(self.tensor_core),
+                           _present(self.code_hash))
 
 
 class BestRow(Measured, Base):
-    """The best config of a layer, bucket, page size, GPU and regime; `check_level` is quick or full."""
+    """The best config of a layer, batch, page size, GPU and regime; `check_level` is quick or full."""
 
     __tablename__ = "best_configs"
-    __table_args__ = (UniqueConstraint("spec", "bucket", "page_size", "gpu_name", "gpu_num_sms", "regime"),)
+    __table_args__ = (UniqueConstraint(
+        "spec", "bucket", "batch", "page_size", "gpu_name", "gpu_num_sms", "regime"),)
 
     samples_ms: Mapped[str]
     plan_ms: Mapped[float]

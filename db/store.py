@@ -148,13 +148,13 @@ class Store:
             return Counter({(outcome, stage, reason): count for outcome, stage, reason, count in rows})
 
     def put_best(self, *configs: BestConfig) -> None:
-        """Keep these configs, each in the place of one for the same layer, bucket, page size, GPU and regime."""
+        """Keep these configs, each in the place of one for the same layer, batch, page size, GPU and regime."""
         with self._writing() as session:
             for config in configs:
                 row = BestRow.of(config)
                 session.execute(delete(BestRow).filter_by(
-                    spec=row.spec, bucket=row.bucket, page_size=row.page_size, gpu_name=row.gpu_name,
-                    gpu_num_sms=row.gpu_num_sms, regime=row.regime))
+                    spec=row.spec, bucket=row.bucket, batch=row.batch, page_size=row.page_size,
+                    gpu_name=row.gpu_name, gpu_num_sms=row.gpu_num_sms, regime=row.regime))
                 session.add(row)
                 session.flush()
 
@@ -165,7 +165,8 @@ class Store:
         wanted = {"spec": spec and spec.key(), "bucket": bucket and bucket.key(), "page_size": page_size,
                   "gpu_name": gpu_name, "regime": regime and str(regime)}
         query = select(BestRow).filter_by(**{name: value for name, value in wanted.items() if value is not None})
-        order = (BestRow.gpu_name, BestRow.gpu_num_sms, BestRow.spec, BestRow.page_size, BestRow.bucket, BestRow.regime)
+        order = (BestRow.gpu_name, BestRow.gpu_num_sms, BestRow.spec, BestRow.page_size, BestRow.bucket, BestRow.batch,
+                 BestRow.regime)
         with self._reading() as session:
             return self._readable(session.scalars(query.order_by(*order)))
 

@@ -202,4 +202,5 @@ def _preference(judged: _Judged) -> tuple[object, ...]:
         *(_REGIMES.index(part) for part in (regime.capture, regime.l2, regime.load)),
         config.timing.median_ms,
         config.variant.key(),
+        config.batch,
     )

@@ -11,6 +11,7 @@ import hashlib
 import re
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,24 @@ def _static_facts(launcher: Launcher) -> StaticFacts:
     return StaticFacts(kernel.metadata.shared, registers, stack_bytes, next(found, ""), code)
 
 
-def _resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Registers and stack bytes per thread. Triton itself only knows them once a driver has loaded the kernel."""
-    tool: Any = knobs.nvidia.cuobjdump
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(cubin)
-        command = [tool.path, "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def _resource_usage(cubin: bytes) -> tuple[int | None, int | None]:
+    """Registers and stack bytes per thread, None, with a warning, where cuobjdump cannot say.
+
+    Triton itself only knows them once a driver has loaded the kernel.
+    """
+    try:
+        # Finding the tool raises a RuntimeError where there is none.
+        tool: Any = knobs.nvidia.cuobjdump
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            Path(file.name).write_bytes(cubin)
+            command = [tool.path, "--dump-resource-usage", file.name]
+            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        warnings.warn(f"registers and stack are not known, because cuobjdump cannot be used: {type(error).__name__}",
+                      stacklevel=2)
+        return None, None
     registers, stack = re.search(r"REG:(\d+)", text), re.search(r"STACK:(\d+)", text)
     if registers is None or stack is None:
-        raise TunerError("cuobjdump did not say what the kernel uses")
+        warnings.warn("registers and stack are not known, because cuobjdump did not say", stacklevel=2)
+        return None, None
     return int(registers[1]), int(stack[1])

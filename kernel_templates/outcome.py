@@ -87,11 +87,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class StaticFacts:
-    """What the compiler said of a variant's largest kernel: per program, and `stack_bytes` per thread."""
+    """What the compiler said of a variant's largest kernel: per program, and `stack_bytes` per thread.
+
+    `registers` and `stack_bytes` are None where no tool could read them; nothing is decided by them.
+    """
 
     shared_bytes: int
-    registers: int
-    stack_bytes: int
+    registers: int | None
+    stack_bytes: int | None
     tensor_core: str = ""
     code_hash: str = ""
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,23 +95,45 @@ class GpuLock:
     def __init__(self, uuid: str, folder: Path | None = None) -> None:
         self.uuid = uuid
         self._folder = folder or _lock_folder()
+        self._is_told = False
 
     @contextlib.contextmanager
-    def held(self, deadline: float = math.inf) -> Generator[None]:
-        """Hold the lock, waiting for it until `deadline` of `time.monotonic`. Raises `JobError` when that passes."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self._file("lock").open("ab") as card:
-            # Whoever waits holds the place in the queue, so that the holder, who is quicker, cannot lock again first.
-            with self._file("queue").open("ab") as queue:
-                self._wait(queue, deadline)
-                self._wait(card, deadline)
+    def held(self, deadline: float = math.inf, closed: threading.Event | None = None) -> Generator[None]:
+        """Hold the lock, waiting for it until `deadline` of `time.monotonic` passes or `closed` is set.
+
+        Raises `JobError` then. Where there can be no lock, as on a full disk, it warns once and goes on without.
+        """
+        with contextlib.ExitStack() as files:
+            try:
+                self._take(files, deadline, closed)
+            except OSError as error:
+                self._tell(error)
             yield
+
+    def _take(self, files: contextlib.ExitStack, deadline: float, closed: threading.Event | None) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        card = files.enter_context(self._file("lock").open("ab"))
+        # Whoever waits holds the place in the queue, so that the holder, who is quicker, cannot lock again first.
+        with self._file("queue").open("ab") as queue:
+            self._wait(queue, deadline, closed)
+            self._wait(card, deadline, closed)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"GPU {self.uuid} cannot be locked in {str(self._folder)!r}: {error.strerror}; another run may time on "
+                "it at the same time",
+                stacklevel=2,
+            )
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"{self.uuid}.{kind}"
 
-    def _wait(self, file: IO[bytes], deadline: float) -> None:
+    def _wait(self, file: IO[bytes], deadline: float, closed: threading.Event | None) -> None:
         while True:
+            if closed is not None and closed.is_set():
+                raise JobError("its process was closed")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -176,14 +199,15 @@ def card_state(uuid: str) -> CardState | None:
 def foreign_processes(uuid: str, own_pids: Collection[int]) -> list[CardProcess]:
     """The processes that compute on the card `uuid`, but for `own_pids`; empty where there is no `nvidia-smi`.
 
-    Inside a container the driver may show none, or those of the host by the host's numbers.
+    Inside a container the driver may show none, or those of the host by the host's numbers; one without a number is
+    left out.
     """
     lines = _read("--query-compute-apps=gpu_uuid,pid,used_gpu_memory,process_name") or ()
     found = [line.split(", ", 3) for line in lines]
     processes = [
         CardProcess(int(pid), name, int(memory) if memory.isdigit() else None)
         for where, pid, memory, name in (words for words in found if len(words) == 4)
-        if where == uuid
+        if where == uuid and pid.isdigit()
     ]
     return [process for process in processes if process.pid not in own_pids]
 

@@ -139,7 +139,7 @@ def import_(
 ) -> None:
     """Store the best configs of a JSON file.
 
-    Each takes the place of one for the same layer, bucket, page size, GPU and regime.
+    Each takes the place of one for the same layer, batch, page size, GPU and regime.
 
     \b
     Example:

@@ -190,7 +190,7 @@ def _rates(runner: Runner, deadline: float) -> Rates | None:
     from .jobs import RatesJob
 
     try:
-        if runner.ready(deadline - time.monotonic()):
+        if (left_s := deadline - time.monotonic()) > 0 and runner.ready(left_s):
             return runner.submit(RatesJob(), RATES_LIMIT_S, deadline).result()
         reason = "there was no time left"
     except JobError as error:

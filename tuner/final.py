@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..kernel_templates.errors import JobError
-from ..kernel_templates.outcome import Timing, Verdict
+from ..kernel_templates.outcome import Failed, Timing, Verdict
 from ..kernel_templates.variant import Variant
 from .blocks import expected_s
 from .jobs import RaceJob, RaceResult
@@ -20,9 +20,6 @@ SCREEN = 1.10
 INTERPRETED_FINALISTS = 2
 # The race is judged after n, 2 n and 4 n rounds, and ends with the first clear verdict.
 LOOKS = 3
-# A race that takes longer than this has hung: so many times what was expected, and what a process needs to start.
-LIMIT_FACTOR = 5
-LIMIT_S = 120.0
 
 
 def _nothing() -> None:
@@ -32,61 +29,105 @@ def _nothing() -> None:
 class Final:
     """The race between `baseline`, the fastest of `search` and what won nearby: all were found right and timed there.
 
-    `timings` are those that the decision rests on: of the race or, where there was none, of the search.
+    `decision` is the variant to keep and its verdict as far as is known, from the beginning on; None where every
+    variant was lost. `timings` are those that it rests on: of the race or, where there was none, of the search.
+    A variant that fails in the race is no longer one of `search`, which stores that, nor is what has its code and
+    launch; without its `baseline`, the next one of `search` is.
     """
 
     def __init__(self, search: Search, baseline: Variant) -> None:
         self._search = search
-        self._baseline = baseline
-        regime = search.timed[baseline].regime
-        # What is launched in another way is served in another way: such times say nothing about each other.
-        self._screened = {v: timing for v, timing in search.timed.items() if timing.regime == regime}
-        self.timings: Mapping[Variant, Timing] = self._screened
+        # The samples of all looks in which the card was in its usual state.
+        self._raced: dict[Variant, Timing] = {}
+        self._fall_back(baseline)
 
-    def decide(self, deadline: float, meanwhile: Callable[[], None] = _nothing) -> tuple[Variant, Verdict]:
-        """The variant to keep: by a race that ends by `deadline` or, where that is too soon, by the search's times.
+    def decide(
+        self, deadline: float, meanwhile: Callable[[], None] = _nothing
+    ) -> tuple[Variant, Verdict] | None:
+        """The decision, after a race that ends by `deadline` or, where that is too soon, by the search's times.
 
-        `meanwhile` is called while the race is run, if there is one.
+        `meanwhile` is called while the race is run, if there is one. Samples that were taken while the card was not in
+        its usual state leave the decision ambiguous, and the race is not run on: they only choose a variant where
+        there are no others.
         """
-        decision = self._without_race()
         entrants = self._entrants(deadline)
         if len(entrants) < 2:
-            return decision
+            return self.decision
         self._search.run.listener.racing(self._search.task, tuple(entrants))
         rounds = _rounds(len(entrants))
-        raced: dict[Variant, Timing] = {}
-        is_steady = True
         for look in range(LOOKS):
             if look and not self._fits(entrants, rounds, deadline):
                 break
             result = self._race(entrants, rounds, look, deadline, _nothing if look else meanwhile)
+            self._drop([failed for failed in result.timings.values() if isinstance(failed, Failed)])
             found = {variant: timing for variant, timing in result.timings.items() if isinstance(timing, Timing)}
-            if self._baseline not in found:
+            if self.baseline not in found or len(found) < 2:
                 break
-            lost = [variant for variant in entrants if variant not in found]
-            raced = {v: _joined(raced.get(v), found.get(v)) for v in {**raced, **found} if v not in lost}
-            variant, verdict = choose(raced, self._baseline, ALPHA / LOOKS)
-            # Samples that were taken while the card was not itself decide nothing.
-            is_steady = is_steady and result.is_steady
-            decision, self.timings = (variant, verdict if is_steady else Verdict.AMBIGUOUS), raced
-            if decision[1] is not Verdict.AMBIGUOUS:
+            if not result.is_steady:
+                if not self._raced:
+                    self.decision, self.timings = (choose(found, self.baseline)[0], Verdict.AMBIGUOUS), found
                 break
-            entrants = self._contenders(raced, entrants)
+            self._raced = {v: _joined(self._raced.get(v), found.get(v)) for v in {**self._raced, **found}}
+            if self._judge() is not Verdict.AMBIGUOUS:
+                break
+            entrants = self._contenders(self._raced, entrants)
             rounds *= 2 if look else 1
-        return decision
+        return self.decision
+
+    def has_raced(self, variant: Variant) -> bool:
+        """Whether the race compared `variant`, or what has its code and launch, with the others."""
+        return self._root(variant) in map(self._root, self._raced)
+
+    def _fall_back(self, baseline: Variant) -> None:
+        """Decide by the times of the search."""
+        self.baseline = baseline
+        regime = self._search.timed[baseline].regime
+        # What is launched in another way is served in another way: such times say nothing about each other.
+        self._screened = {v: timing for v, timing in self._search.timed.items() if timing.regime == regime}
+        self.timings: Mapping[Variant, Timing] = self._screened
+        self.decision: tuple[Variant, Verdict] | None = self._without_race()
+
+    def _judge(self) -> Verdict:
+        """Decide by the times of the race."""
+        variant, verdict = choose(self._raced, self.baseline, ALPHA / LOOKS)
+        self.decision, self.timings = (variant, verdict), self._raced
+        return verdict
+
+    def _drop(self, lost: Sequence[Failed]) -> None:
+        """Decide without those that failed in the race."""
+        if not lost:
+            return
+        for failed in lost:
+            root = self._root(failed.variant)
+            for variant in [v for v in self._screened if self._root(v) == root]:
+                self._search.disqualify(replace(failed, variant=variant))
+                del self._screened[variant]
+        self._raced = {v: timing for v, timing in self._raced.items() if v in self._screened}
+        if self.baseline in self._screened and len(self._raced) > 1:
+            self._judge()
+            return
+        self._raced = {}
+        baseline = self.baseline if self.baseline in self._screened else self._search.baseline
+        if baseline is None:
+            self.decision = None
+        else:
+            self._fall_back(baseline)
 
     def _entrants(self, deadline: float) -> list[Variant]:
         """The baseline, what won nearby and the finalists: as many as there is time to race."""
         ranked = sorted(self._distinct(), key=lambda v: self._screened[v].median_ms)
         limit_ms = SCREEN * self._screened[ranked[0]].median_ms
-        finalists = [v for v in ranked if v != self._baseline and self._screened[v].median_ms <= limit_ms]
-        nearby = [self._search.same_as.get(v, v) for v in self._search.neighbours]
-        near = [v for v in ranked if v != self._baseline and self._search.same_as.get(v, v) in nearby]
+        finalists = [v for v in ranked if v != self.baseline and self._screened[v].median_ms <= limit_ms]
+        nearby = [self._root(v) for v in self._search.neighbours]
+        near = [v for v in ranked if v != self.baseline and self._root(v) in nearby]
         most = self._search.run.settings.finalists
         if self._search.run.gpu.is_interpreter:
             most, near = min(most, INTERPRETED_FINALISTS), []
+        if self._search.run.executor.racer is not None:
+            # A process of its own first makes what the search's has.
+            deadline -= self._search.prepared_s
         # The fastest first, so that they stay where there is little time.
-        entrants = list(dict.fromkeys([self._baseline, *finalists[:1], *near, *finalists[:most]]))
+        entrants = list(dict.fromkeys([self.baseline, *finalists[:1], *near, *finalists[:most]]))
         while len(entrants) > 1 and not self._fits(entrants, _rounds(len(entrants)), deadline):
             entrants.pop()
         return entrants
@@ -95,16 +136,19 @@ class Final:
         """One of each group that has the same code and launch: the baseline, or else the simplest."""
         groups: dict[Variant, list[Variant]] = {}
         for variant in self._screened:
-            groups.setdefault(self._search.same_as.get(variant, variant), []).append(variant)
-        return [min(group, key=lambda v: (v != self._baseline, simplicity(v))) for group in groups.values()]
+            groups.setdefault(self._root(variant), []).append(variant)
+        return [min(group, key=lambda v: (v != self.baseline, simplicity(v))) for group in groups.values()]
+
+    def _root(self, variant: Variant) -> Variant:
+        return self._search.same_as.get(variant, variant)
 
     def _contenders(self, raced: Mapping[Variant, Timing], entrants: Sequence[Variant]) -> list[Variant]:
         """The entrants without those that are clearly slower than another; the baseline stays."""
-        leader = min(raced, key=lambda v: compare(raced[v], raced[self._baseline]).median)
+        leader = min(raced, key=lambda v: compare(raced[v], raced[self.baseline]).median)
         alpha = ALPHA / LOOKS / num_comparisons(len(raced))
         return [
             v for v in entrants
-            if v in raced and (v in (self._baseline, leader) or not compare(raced[leader], raced[v], alpha).is_faster)
+            if v in raced and (v in (self.baseline, leader) or not compare(raced[leader], raced[v], alpha).is_faster)
         ]  # fmt: skip
 
     def _fits(self, entrants: Sequence[Variant], rounds: int, deadline: float) -> bool:
@@ -123,30 +167,29 @@ class Final:
         racer = run.executor.racer or run.executor.worker
         if not racer.ready(deadline - clock()):
             return RaceResult({})
-        start = clock()
-        left_s = deadline - start
-        limit_s = min(LIMIT_S + LIMIT_FACTOR * self._expected_s(entrants, rounds), left_s)
-        job = RaceJob(self._search.task, tuple(entrants), rounds, run.settings.seed + look, run.regime, left_s)
-        racing = racer.submit(job, limit_s, deadline)
-        ends: list[float] = []
-        racing.add_done_callback(lambda _: ends.append(clock()))
+        job = RaceJob(self._search.task, tuple(entrants), rounds, run.settings.seed + look, run.regime, deadline)
+        busy_s = racer.busy_s
+        racing = racer.submit(job, deadline - clock(), deadline)
         meanwhile()
         try:
             result = racing.result()
         except JobError:
             # What was decided before the process was lost stands.
             result = RaceResult({})
-        # The callback of a future may come just after its result.
-        self._search.result.measuring_seconds += (ends[0] if ends else clock()) - start
+        self._search.result.measuring_seconds += racer.busy_s - busy_s
         self._search.result.discarded_blocks += result.discarded
         return result
 
     def _without_race(self) -> tuple[Variant, Verdict]:
         """The fastest of the search where that is beyond what windows of measurement differ by, else the baseline."""
-        fastest = min(self._screened, key=lambda v: self._screened[v].median_ms)
-        is_beyond = self._screened[fastest].median_ms * SCREEN < self._screened[self._baseline].median_ms
-        verdict = Verdict.TIE if len(self._screened) == 1 else Verdict.AMBIGUOUS
-        return fastest if is_beyond else self._baseline, verdict
+        fastest, *others = sorted(self._distinct(), key=lambda v: self._screened[v].median_ms)
+        if not others:
+            return self.baseline, Verdict.TIE
+        is_clear = SCREEN * self._screened[fastest].median_ms < self._screened[others[0]].median_ms
+        if fastest == self.baseline:
+            return fastest, Verdict.FAST if is_clear else Verdict.AMBIGUOUS
+        is_beyond = SCREEN * self._screened[fastest].median_ms < self._screened[self.baseline].median_ms
+        return fastest if is_beyond else self.baseline, Verdict.AMBIGUOUS
 
 
 def _rounds(entrants: int) -> int:

@@ -17,7 +17,7 @@ from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
 from .blocks import TURN_MS, Course, equal_turns, run_blocks
-from .card import ThrottleWatch
+from .card import WATCH_PERIOD_S, ThrottleWatch
 from .child import Context, Job
 from .task import Task
 
@@ -31,6 +31,8 @@ GRAPH = Regime("graph")
 # tenth at most.
 FIRST_SAMPLES = 2
 CLEARLY_SLOWER = 1.25
+# Of the time for a race, what ending its watch and answering take.
+ANSWER_S = 2 * WATCH_PERIOD_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,9 @@ class RaceResult:
 class RaceJob(Job[RaceResult]):
     """Time variants in turn, in balanced orders and equal heat: sample i of one and of another are a pair.
 
-    On a GPU, blocks of rounds in which the card was not in its usual state are run again, as long as that ends within
-    `patience_s` seconds. A variant that fails leaves the race, which is then run again without it.
+    On a GPU, blocks of rounds in which the card was not in its usual state are run again, as long as that ends before
+    `deadline` of `time.monotonic`, which is one clock for all processes. A variant that fails leaves the race, which is
+    then run again without it.
     """
 
     task: Task
@@ -162,7 +165,7 @@ class RaceJob(Job[RaceResult]):
     rounds: int
     seed: int = 0
     regime: Regime = GRAPH
-    patience_s: float = math.inf
+    deadline: float = math.inf
 
     def run(self, context: Context) -> RaceResult:
         """A timing for every variant, of `rounds` samples unless blocks were discarded for good."""
@@ -189,7 +192,8 @@ class RaceJob(Job[RaceResult]):
 
         with ThrottleWatch(bench.uuid) as card:
             course = Course(turn, None if context.interpret else sentinel, card.throttled)
-            raced = run_blocks(course, self.variants, self.rounds, self.seed, self.patience_s)
+            patience_s = self.deadline - ANSWER_S - time.monotonic()
+            raced = run_blocks(course, self.variants, self.rounds, self.seed, patience_s)
         timings = {v: Timing(raced.samples_ms[v], watch.regime, plans[v]) for v, watch in watches.items()}
         return RaceResult(dict(timings), raced.blocks, raced.discarded, raced.sentinels_ms)
 
@@ -199,7 +203,11 @@ class RaceJob(Job[RaceResult]):
             raise error
         rest = tuple(variant for variant in self.variants if variant != error.variant)
         lost = Failed(error.variant, error.stage, error.reason)
-        result = again(replace(self, variants=rest)) if rest else RaceResult({})
+        try:
+            result = again(replace(self, variants=rest)) if rest else RaceResult({})
+        except JobError:
+            # Who is to blame for the first failure is not forgotten for a second one.
+            result = RaceResult({})
         return replace(result, timings={error.variant: lost, **result.timings})
 
 

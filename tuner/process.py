@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import signal
 import subprocess
@@ -13,11 +14,11 @@ import threading
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ..kernel_templates.errors import JobError, TunerError
 from .child import REASON_LENGTH, At, Done, Job, Raised, Setup, serve
+from .limit import Limit
 
 R = TypeVar("R")
 
@@ -25,11 +26,10 @@ R = TypeVar("R")
 START_LIMIT_S = 180.0
 # The driver takes seconds to end a process whose kernel never does.
 KILL_LIMIT_S = 60.0
-# A job that is limited in CPU time and idles is killed after this multiple of its limit.
-IDLE_FACTOR = 10
 LOG_BYTES = 1 << 20
 
 _TICK_S = 1.0
+_LATE = "the time was up before it could begin"
 
 
 class ChildProcess:
@@ -54,8 +54,9 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process, which leads a session of its own; None before the first job and after a death."""
-        return self._process.pid if self._process else None
+        """The process, which leads a session of its own; None before the first job and after its death."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
         """Start the process, unless one runs, and do not wait until it can work."""
@@ -79,15 +80,16 @@ class ChildProcess:
             self._started()
             return True
 
-    def run(self, job: Job[R], limit_s: float, cpu_time: bool = False) -> R:
+    def run(self, job: Job[R], limit_s: float, cpu_time: bool = False, deadline: float = math.inf) -> R:
         """The result of `job`, which may take `limit_s` seconds: of wall time, or of its session's CPU time.
 
-        A job whose process was killed from outside is run once more. Raises `JobError` when the job raised, exceeded
-        its limit or killed the process, and `TunerError` when no process could be started.
+        It ends at `deadline` of `time.monotonic`, and so does starting a process for it. A job whose process was killed
+        from outside is run once more. Raises `JobError` when the job raised, exceeded its limit or the deadline, or
+        killed the process, and `TunerError` when no process could be started.
         """
         with self._running:
             try:
-                reply, at = self._exchange_or_repeat(job, limit_s, cpu_time)
+                reply, at = self._exchange_or_repeat(job, limit_s, cpu_time, deadline)
             except BaseException:
                 # An answer that is still to come must not be taken for the next job's.
                 self._end()
@@ -112,10 +114,12 @@ class ChildProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _exchange_or_repeat(self, job: Job[R], limit_s: float, cpu_time: bool) -> tuple[Done | Raised, At]:
+    def _exchange_or_repeat(
+        self, job: Job[R], limit_s: float, cpu_time: bool, deadline: float
+    ) -> tuple[Done | Raised, At]:
         was_running, start = self._process is not None, time.monotonic()
         try:
-            return self._exchange(job, limit_s, cpu_time)
+            return self._exchange(job, limit_s, cpu_time, deadline)
         except _DeathError as death:
             # No crash ends in SIGKILL, and a job that had not begun when an older process died did not end it.
             is_innocent = death.status == -signal.SIGKILL or (was_running and not death.stage)
@@ -123,15 +127,18 @@ class ChildProcess:
             if self._closed or not is_innocent or left_s <= 0:
                 raise
             self._end()
-            return self._exchange(job, left_s, cpu_time)
+            return self._exchange(job, left_s, cpu_time, deadline)
 
-    def _exchange(self, job: Job[R], limit_s: float, cpu_time: bool) -> tuple[Done | Raised, At]:
+    def _exchange(self, job: Job[R], limit_s: float, cpu_time: bool, deadline: float) -> tuple[Done | Raised, At]:
         at = At("", None)
         if self._closed:
             raise JobError("its process was closed")
-        process, connection = self._started()
+        process, connection = self._started(deadline)
         self._log.truncate(0)
-        limit = Limit(limit_s, process.pid if cpu_time else None)
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise JobError(_LATE)
+        limit = Limit(min(limit_s, left_s), process.pid if cpu_time else None)
         try:
             self._send(process, connection, job)
             while True:
@@ -165,13 +172,17 @@ class ChildProcess:
                 self._log.truncate(0)
         raise JobError("its process was closed" if self._closed else limit.reason)
 
-    def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        """The process that runs, or a new one, once it can work. Raises `TunerError`."""
+    def _started(self, deadline: float = math.inf) -> tuple[subprocess.Popen[bytes], Connection]:
+        """The process that runs, or a new one, once it can work. Raises `TunerError`, and `JobError` at `deadline`."""
+        if time.monotonic() >= deadline:
+            raise JobError(_LATE)
         process, connection = self._spawned()
         if not self._is_ready:
             try:
-                self._receive(process, connection, Limit(START_LIMIT_S))
+                self._receive(process, connection, Limit(min(START_LIMIT_S, deadline - time.monotonic())))
             except JobError as error:
+                if time.monotonic() >= deadline:
+                    raise JobError(_LATE) from error
                 raise TunerError(f"a worker process could not start: {error}") from error
             self._is_ready = True
         return process, connection
@@ -245,42 +256,6 @@ class _DeathError(JobError):
     def __init__(self, reason: str, status: int | None = None) -> None:
         super().__init__(reason)
         self.status = status
-
-
-class Limit:
-    """A limit in seconds from now on: of wall time, or of the CPU time of the session led by `session`."""
-
-    def __init__(self, limit_s: float, session: int | None = None) -> None:
-        self._limit_s = limit_s
-        self._session = session
-        self._start = time.monotonic()
-        self._cpu_start = 0.0 if session is None else session_cpu_s(session)
-        self.reason = f"gave no result within {limit_s:g} s"
-
-    def left_s(self) -> float:
-        """Seconds until the limit can have passed, not positive once it has; then `reason` says how."""
-        wall = time.monotonic() - self._start
-        # A session of one thread cannot have used more CPU time than wall time, and reading it costs milliseconds.
-        if self._session is None or wall < self._limit_s:
-            return self._limit_s - wall
-        left = self._limit_s - (session_cpu_s(self._session) - self._cpu_start)
-        if left <= 0:
-            self.reason = f"took more than {self._limit_s:g} s of CPU time"
-            return left
-        return min(left, self._limit_s * IDLE_FACTOR - wall)
-
-
-def session_cpu_s(session: int) -> float:
-    """CPU seconds that the processes of `session` have used, with those of theirs that have ended."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            # man 5 proc: the second field, the command in parentheses, may hold anything; 6 is the session, and
-            # 14 to 17 are the process's own and its reaped children's user and system time.
-            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _telling_line(text: str) -> str:

@@ -29,6 +29,7 @@ from .jobs import Rates
 from .run import Listener, Progress, Reason, TaskResult
 from .task import Task
 from .wording import (
+    config_cells,
     grouped,
     judgement,
     milliseconds,
@@ -194,7 +195,7 @@ def print_configs(configs: Sequence[BestConfig]) -> None:
         groups.setdefault(title, []).append(config)
     for title, members in groups.items():
         columns = ("batch", "page", "best variant", "time", "speed-up", "verdict", "check")
-        _print_table(title, columns, map(_config_cells, members))
+        _print_table(title, columns, map(config_cells, members))
 
 
 def print_trials(database: str, counts: Counter[str], reasons: Counter[Reason] | None) -> None:
@@ -294,15 +295,3 @@ def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str
         # Texts, not strings: a compiler's message may hold what rich would read as markup.
         table.add_row(*map(Text, row))
     _stdout().print(table)
-
-
-def _config_cells(config: BestConfig) -> tuple[str, ...]:
-    return (
-        short(Batch.parse(config.batch)),
-        str(config.variant.page_size),
-        values(config.variant),
-        milliseconds(config.timing.median_ms),
-        f"{config.speedup:.2f}x",
-        config.verdict.value,
-        "full" if config.full_check else "quick",
-    )

@@ -66,6 +66,11 @@ class Settings:
 class Runner(Protocol):
     """Runs jobs one at a time, as `Worker` does."""
 
+    @property
+    def busy_s(self) -> float:
+        """For how many seconds its jobs have had the process so far; waiting for the card does not count."""
+        ...
+
     def submit(self, job: Job[R], timeout_s: float, deadline: float = math.inf) -> Future[R]:
         """The result to come of `job`, by `deadline` of the executor's clock; or a `JobError` for one that has none."""
         ...

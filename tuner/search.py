@@ -43,11 +43,15 @@ EXCEEDS_SHARED_MEMORY = "its shared memory exceeds the GPU's"
 
 @dataclass(slots=True)
 class Flight:
-    """A measurement that is under way, since `start` and at most until `deadline`."""
+    """A measurement that is under way, since `start` and at most until `deadline`.
+
+    Before it, the worker had been busy for `busy_s`.
+    """
 
     variant: Variant
     future: Future[Timed | Wrong | Failed]
     start: float
+    busy_s: float
     deadline: float
     end: float = 0.0
 
@@ -55,7 +59,10 @@ class Flight:
 class Search:
     """The search over the variants of one task, with what stored trials already tell; `result` counts it all.
 
-    `same_as` names, for a variant with the code and launch of another, that other one.
+    `same_as` names, for a variant with the code and launch of another, that other one: as far as one process measured
+    both in this run, for nothing else remembers them. `unfit` are those of which it is known that they have no time.
+    `prepared_s` is what making all that measurements share took, and `newest` when the latest of the stored trials was
+    made, as text.
     """
 
     def __init__(self, task: Task, run: Run) -> None:
@@ -65,6 +72,9 @@ class Search:
         self.result = TaskResult(task)
         self.timed: dict[Variant, Timing] = {}
         self.same_as: dict[Variant, Variant] = {}
+        self.unfit: set[Variant] = set()
+        self.prepared_s = 0.0
+        self.newest = ""
         self.neighbours = neighbours(task, run)
         self._valid = survey(task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
         self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
@@ -77,14 +87,13 @@ class Search:
         self._flight: Flight | None = None
         self._is_over = False
         self._costs: deque[float] = deque(maxlen=RECENT)
-        # Of the trials that did not fail, and of the preparation; no trial, no limit.
+        # Of the trials that did not fail; no trial, no limit.
         self._slowest_s: float | None = None
-        self._prepared_s = 0.0
         self._best_ms: float | None = None
 
     @property
     def trial_seconds(self) -> float:
-        """What one of the last trials took in the worker, 0 while there is none."""
+        """What one of the last trials that were measured took, 0 while there is none."""
         return statistics.median(self._costs) if self._costs else 0.0
 
     @property
@@ -97,6 +106,7 @@ class Search:
         run, result = self.run, self.result
         for record in run.store.reusable_trials(self.setting, run.executor.environment_of):
             self._note(record.outcome)
+            self.newest = max(self.newest, record.measured_at)
             result.reused += 1
         result.outdated = run.store.outdated_trials(self.setting, run.executor.environment_of)
 
@@ -125,6 +135,10 @@ class Search:
             self._prepare(deadline)
         while not self._is_over:
             outcome = self._land()
+            if isinstance(outcome, Failed):
+                # It may take long until another process is there.
+                self._store(outcome)
+                outcome = None
             self._is_over |= self.run.executor.clock() + self.trial_seconds >= deadline
             try:
                 if not self._is_over:
@@ -145,6 +159,14 @@ class Search:
         if self.run.builds is not None:
             self.run.builds.forget()
 
+    def disqualify(self, failed: Failed) -> None:
+        """Store that a variant which was timed has failed since: it counts as that, and is no new trial."""
+        self._record(failed)
+        if self.timed.pop(failed.variant, None) is not None:
+            self.result.outcomes["timed"] -= 1
+        self.unfit.add(failed.variant)
+        self.result.count(failed)
+
     @property
     def _trials(self) -> int:
         """How many trials were made or will be, of those asked for so far."""
@@ -154,7 +176,9 @@ class Search:
         """See what is known of other batches now, and leave some trials to what did well there."""
         known, self.neighbours = self.neighbours, neighbours(self.task, self.run)
         self._study.prefer([variant for variant in self.neighbours if variant not in known])
-        free = self.run.settings.trials - self.result.reused - len(self._first)
+        made = self.result.reused - self.result.skipped
+        to_come = sum(variant not in self.timed and variant not in self.unfit for variant in self._first)
+        free = self.run.settings.trials - made - to_come
         self._proven.extend(proven(self.task, self.run)[: max(0, int(PROVEN_SHARE * free))])
 
     def _prepare(self, deadline: float) -> None:
@@ -164,11 +188,11 @@ class Search:
             self._is_over = True
             return
         try:
-            self._prepared_s = executor.worker.submit(job, self._job_limit_s(), deadline).result()
+            self.prepared_s = executor.worker.submit(job, self._job_limit_s(), deadline).result()
         except JobError:
             # The measurements will fail for the same reason, and each says so.
             return
-        self.result.measuring_seconds += self._prepared_s
+        self.result.measuring_seconds += self.prepared_s
 
     def _collect(self, wait_s: float) -> None:
         """Sort what is compiled into what the GPU can launch, and what is an outcome already."""
@@ -194,16 +218,16 @@ class Search:
         if variant is None:
             return
         executor, settings = self.run.executor, self.run.settings
-        start = executor.clock()
-        if not executor.worker.ready(deadline - start):
+        if not executor.worker.ready(deadline - executor.clock()):
             self._is_over = True
             return
         samples = min(settings.samples, INTERPRETED_SAMPLES) if self.run.gpu.is_interpreter else settings.samples
         facts = self._facts(variant)
         job = MeasureJob(self.task, variant, samples, settings.seed, self.run.regime, self._best_ms,
                          "" if facts is None else facts.code_hash)
+        start, busy_s = executor.clock(), executor.worker.busy_s
         flight = self._flight = Flight(
-            variant, executor.worker.submit(job, self._job_limit_s(), deadline), start, deadline)
+            variant, executor.worker.submit(job, self._job_limit_s(), deadline), start, busy_s, deadline)
 
         def note_end(_: object) -> None:
             flight.end = executor.clock()
@@ -232,13 +256,18 @@ class Search:
             # Its turn on the GPU did not come before the time was up.
             self._is_over = True
             return None
-        seconds = flight.end - flight.start
-        self.result.measuring_seconds += seconds
-        self._costs.append(seconds)
+        finally:
+            busy_s = self.run.executor.worker.busy_s - flight.busy_s
+            self.result.measuring_seconds += busy_s
+        # The callback of a future may come just after its result.
+        end = flight.end or self.run.executor.clock()
+        # A twin's result is there at once, and says nothing of what the next trial takes.
+        if not isinstance(outcome, Timed) or outcome.same_as is None:
+            self._costs.append(end - flight.start)
         if not isinstance(outcome, Failed):
-            self._slowest_s = max(seconds, self._slowest_s or 0.0)
+            self._slowest_s = max(busy_s, self._slowest_s or 0.0)
         # A variant is not to blame for a budget that ran out.
-        is_cut_short = isinstance(outcome, Failed) and flight.end >= flight.deadline
+        is_cut_short = isinstance(outcome, Failed) and end >= flight.deadline
         return None if is_cut_short else outcome
 
     def _job_limit_s(self) -> float:
@@ -248,19 +277,23 @@ class Search:
         if self._slowest_s is None:
             return limit_s
         # A process that replaces another prepares the task again.
-        return min(limit_s, HANG_S + HANG_FACTOR * (self._prepared_s + self._slowest_s))
+        return min(limit_s, HANG_S + HANG_FACTOR * (self.prepared_s + self._slowest_s))
 
     def _facts(self, variant: Variant) -> StaticFacts | None:
         compiled = None if self.run.builds is None else self.run.builds.result(self.task, variant)
         return compiled if isinstance(compiled, StaticFacts) else None
 
     def _store(self, outcome: Outcome) -> None:
+        self._record(outcome)
+        self.result.tried += not isinstance(outcome, Skipped)
+        self.result.repeated += isinstance(outcome, Timed) and outcome.same_as is not None
+        self._note(outcome)
+        self.run.listener.tried(self._progress(outcome))
+
+    def _record(self, outcome: Outcome) -> None:
         run, variant = self.run, outcome.variant
         environment = run.executor.environment_of(variant.template, run.gpu)
         run.store.add_trial(TrialRecord(run.run_id, self.setting, environment, outcome, self._facts(variant)))
-        self.result.tried += not isinstance(outcome, Skipped)
-        self._note(outcome)
-        run.listener.tried(self._progress(outcome))
 
     def _note(self, outcome: Outcome) -> None:
         self._study.tell(outcome)
@@ -271,7 +304,8 @@ class Search:
             self._best_ms = ms if self._best_ms is None else min(ms, self._best_ms)
             if outcome.same_as is not None:
                 self.same_as[outcome.variant] = outcome.same_as
-                self.result.repeated += 1
+        else:
+            self.unfit.add(outcome.variant)
 
     def _progress(self, outcome: Outcome) -> Progress:
         default = self.timed.get(default_variant(self.task.spec, self.task.batch, self.task.page_size))

@@ -113,6 +113,9 @@ class Stopwatch(Generic[T]):
         try:
             with torch.cuda.graph(graph):
                 self._launch()
+        except torch.OutOfMemoryError:
+            # No matter of capturing either.
+            raise
         except RuntimeError:
             # Raises again where the device is lost, which is no matter of capturing.
             torch.cuda.synchronize()

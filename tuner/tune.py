@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
@@ -10,13 +12,13 @@ from ..db.records import Setting, utc_now
 from ..db.store import Store
 from ..kernel_templates.batch import Shape, minimum_traffic
 from ..kernel_templates.device import present_memory_bytes
-from ..kernel_templates.errors import InputError
+from ..kernel_templates.errors import InputError, StoreError, TunerError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.outcome import BestConfig, Verdict
 from ..kernel_templates.variant import Variant
 from .builds import Builds
 from .card import card_state
-from .final import Final
+from .final import SCREEN, Final
 from .forecast import FEWEST_TRIALS, fewest_seconds
 from .run import Executor, Listener, Run, Settings, TaskResult
 from .search import Search
@@ -38,10 +40,11 @@ def tune(
     """Find the best variant for each of `tasks`, storing every outcome at once and each best config when it is known.
 
     `settings.seconds` is divided fairly among the tasks; what one leaves goes to those after it. Stored outcomes that
-    still hold count as trials and are not measured again. When this is interrupted, or fails, what is finished stays
-    stored and `executor` is closed; else it can go on being used. Raises `InputError` for a batch that the interpreter
-    cannot run in that time or the GPU's memory cannot hold and for an unknown sampler, and `StoreError` when an outcome
-    cannot be stored.
+    still hold count as trials and are not measured again, and a stored best config that still holds is replaced by a
+    race that it took part in, or by what is clearly better. When this is interrupted, or fails, the best so far is
+    stored too and `executor` is closed; else it can go on being used. Raises `InputError` for a batch that the
+    interpreter cannot run in that time or the GPU's memory cannot hold and for an unknown sampler, and `StoreError`
+    when an outcome cannot be stored.
     """
     if gpu.is_interpreter:
         refuse_long(tasks, settings)
@@ -57,7 +60,11 @@ def tune(
         run = Run(gpu, store, settings, executor, listener or Listener(), run_id, deadline, builds)
         searches = Searches(tasks, run)
         results = [_tune(searches, run, len(tasks) - index) for index in range(len(tasks))]
-        store.finish_run(run_id, {"card": {**card, "end": _card_state(executor)}})
+        try:
+            store.finish_run(run_id, {"card": {**card, "end": _card_state(executor)}})
+        except StoreError as error:
+            # All results are stored and can still be shown.
+            warnings.warn(f"the card's state at the end of the run is not stored: {error}", stacklevel=2)
         return results
     except BaseException:
         executor.close()
@@ -105,14 +112,9 @@ def _tune(searches: Searches, run: Run, tasks_left: int) -> TaskResult:
     full_start = executor.pool.full_seconds if executor.pool else 0.0
     seconds = run.seconds_left / tasks_left
     search = searches.take()
-    search.explore(start + seconds - min(RACE_SHARE * seconds, RACE_LIMIT_S))
-    if executor.racer is not None:
-        # There may not be memory for both.
-        executor.worker.free()
+    search_end = start + seconds - min(RACE_SHARE * seconds, RACE_LIMIT_S)
+    _find(search, search_end, start + seconds, searches.begin_next)
     result = search.result
-    result.baseline = search.baseline
-    if result.baseline is not None:
-        result.best = _kept(search) or _decide(search, result.baseline, start + seconds, searches.begin_next)
     if executor.racer is not None:
         executor.racer.free()
     result.seconds = executor.clock() - start
@@ -121,33 +123,82 @@ def _tune(searches: Searches, run: Run, tasks_left: int) -> TaskResult:
     return result
 
 
-def _kept(search: Search) -> BestConfig | None:
-    """The stored best config, when nothing new was tried since it was clearly decided."""
-    if search.result.tried:
-        return None
+def _find(search: Search, search_end: float, deadline: float, meanwhile: Callable[[], None]) -> None:
+    """Search and race, and store the best config, or that so far when this is interrupted or fails."""
+    executor, result = search.run.executor, search.result
+    final: Final | None = None
+    try:
+        search.explore(search_end)
+        if executor.racer is not None:
+            # There may not be memory for both.
+            executor.worker.free()
+        result.baseline = search.baseline
+        if result.baseline is None:
+            return
+        stored = _stored(search, result.baseline)
+        if stored is not None and stored.verdict is not Verdict.AMBIGUOUS and _is_newest(stored, search):
+            result.best = stored
+            return
+        final = Final(search, result.baseline)
+        final.decide(min(deadline, executor.clock() + RACE_LIMIT_S), meanwhile)
+        result.best, result.baseline = _keep(search, final), search.baseline
+    except BaseException:
+        if search.baseline is not None:
+            # It may be the store that failed.
+            with contextlib.suppress(TunerError):
+                _keep(search, final or Final(search, search.baseline))
+        raise
+
+
+def _stored(search: Search, baseline: Variant) -> BestConfig | None:
+    """The best config stored for the task, if it holds: it was timed as `baseline` was now, and has not failed."""
     run, task = search.run, search.task
     shape = Shape.of(task.spec, task.batch)
     for config in run.store.best_configs(
-        spec=shape.spec, bucket=shape.bucket, page_size=task.page_size, gpu_name=run.gpu.name
-    ):
+        spec=shape.spec, bucket=shape.bucket, page_size=task.page_size, gpu_name=run.gpu.name,
+        regime=search.timed[baseline].regime,
+    ):  # fmt: skip
         is_same = config.batch == str(task.batch) and config.gpu.num_sms == run.gpu.num_sms
-        holds = config.environment == run.executor.environment_of(config.variant.template, run.gpu)
-        timing = search.timed.get(config.variant)
-        if is_same and holds and timing is not None and timing.regime == config.timing.regime:
-            return None if config.verdict is Verdict.AMBIGUOUS else config
+        if (
+            is_same
+            and config.variant not in search.unfit
+            and config.environment == run.executor.environment_of(config.variant.template, run.gpu)
+        ):
+            return config
     return None
 
 
-def _decide(search: Search, baseline: Variant, deadline: float, meanwhile: Callable[[], None]) -> BestConfig:
+def _is_newest(stored: BestConfig, search: Search) -> bool:
+    """Whether nothing was tried since `stored` was decided."""
+    return not search.result.tried and search.newest <= stored.measured_at
+
+
+def _stays(stored: BestConfig, search: Search, final: Final, decision: tuple[Variant, Verdict]) -> bool:
+    """Whether `stored` is kept: it did not race, so that only what is clearly better by the search's times beats it."""
+    variant, verdict = decision
+    if final.has_raced(stored.variant):
+        return False
+    if stored.verdict is Verdict.AMBIGUOUS and verdict is not Verdict.AMBIGUOUS:
+        return False
+    known = search.timed.get(stored.variant, stored.timing)
+    return known.median_ms <= SCREEN * search.timed[variant].median_ms
+
+
+def _keep(search: Search, final: Final) -> BestConfig | None:
+    """Store what `final` decided, unless a stored best config stays; the one that is stored then."""
     run, task = search.run, search.task
-    final = Final(search, baseline)
-    variant, verdict = final.decide(min(deadline, run.executor.clock() + RACE_LIMIT_S), meanwhile)
+    if final.decision is None:
+        return None
+    variant, verdict = final.decision
+    stored = _stored(search, final.baseline)
+    if stored is not None and _stays(stored, search, final, final.decision):
+        return stored
     best = BestConfig(
         shape=Shape.of(task.spec, task.batch),
         gpu=run.gpu,
         variant=variant,
         timing=final.timings[variant],
-        default_timing=final.timings[baseline],
+        default_timing=final.timings[final.baseline],
         verdict=verdict,
         full_check=False,
         environment=run.executor.environment_of(variant.template, run.gpu),

@@ -11,7 +11,7 @@ from ..db.table import Answer
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import Check
+from ..kernel_templates.outcome import BestConfig, Check
 from ..kernel_templates.template import why_invalid
 from ..kernel_templates.variant import Variant
 from .run import Progress, Reason, TaskResult
@@ -80,6 +80,19 @@ def judgement(check: Check) -> str:
     """Whether a result was right, and its worst row."""
     worst = check.detail or f"its error is {check.worst_ratio:.3g} times what is tolerated"
     return f"{'right' if check.passed else 'wrong'}; the worst row: {worst}"
+
+
+def config_cells(config: BestConfig) -> tuple[str, ...]:
+    """The row of a table for `config`: batch, page size, variant, time, speed-up, verdict and check."""
+    return (
+        short(Batch.parse(config.batch)),
+        str(config.variant.page_size),
+        values(config.variant),
+        milliseconds(config.timing.median_ms),
+        f"{config.speedup:.2f}x",
+        config.verdict.value,
+        "full" if config.full_check else "quick",
+    )
 
 
 def origin(answer: Answer) -> str:

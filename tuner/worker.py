@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -33,6 +34,8 @@ class Worker:
     def __init__(self, interpret: bool, lock: GpuLock | None = None) -> None:
         self.interpret = interpret
         self._lock = lock
+        self._closed = threading.Event()
+        self._busy_s = 0.0
         # The process dies with the thread that started it, so there is one for as long as the worker is open.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self._process = ChildProcess(
@@ -53,21 +56,31 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process now running, None before the first job and after a death."""
+        """The process now running, None before the first job and after its death."""
         return self._process.pid
+
+    @property
+    def busy_s(self) -> float:
+        """For how many seconds jobs have had the process so far; waiting for the card does not count."""
+        return self._busy_s
 
     def run(self, job: Job[R], timeout_s: float, deadline: float = math.inf) -> R:
         """The result of `job`, which for one that raised, died or took longer than `timeout_s` is the job's to say.
 
-        Waiting for the card does not count, but ends, as the job does, at `deadline` of `time.monotonic`. Where a
-        variant is to blame it is `Failed`; raises `JobError` where none is, and `TunerError` when no process can be
-        started.
+        Waiting for the card does not count, but ends, as starting a process and the job do, at `deadline` of
+        `time.monotonic`. Where a variant is to blame it is `Failed`; raises `JobError` where none is, as for a job that
+        the deadline or `close` ended, and `TunerError` when no process can be started.
         """
-        with contextlib.nullcontext() if self._lock is None else self._lock.held(deadline):
+        with contextlib.nullcontext() if self._lock is None else self._lock.held(deadline, self._closed):
+            start = time.monotonic()
             try:
-                return self._process.run(job, min(timeout_s, deadline - time.monotonic()))
+                return self._process.run(job, timeout_s, deadline=deadline)
             except JobError as error:
                 failure = error
+            finally:
+                self._busy_s += time.monotonic() - start
+        if self._closed.is_set() or time.monotonic() >= deadline:
+            raise JobError(failure.reason)
         return job.settle(failure, lambda rest: self.run(rest, timeout_s, deadline))
 
     def submit(self, job: Job[R], timeout_s: float, deadline: float = math.inf) -> Future[R]:
@@ -92,7 +105,8 @@ class Worker:
                 self._process.run(FreeJob(), FREE_LIMIT_S)
 
     def close(self) -> None:
-        """End the process; a job that another thread runs in it now ends as if it had died."""
+        """End the process; a job that another thread runs in it, or waits for the card with, raises `JobError`."""
+        self._closed.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._process.close()
         self._thread.shutdown()

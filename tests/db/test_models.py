@@ -114,10 +114,15 @@ def test_text_that_no_database_takes_is_made_storable(store: Store, make_trial: 
     assert outcome.reason == "bad ? byte ? here"
 
 
+def test_facts_without_registers_and_stack_are_read_back(make_trial: Callable[..., TrialRecord]):
+    record = dataclasses.replace(make_trial(), facts=StaticFacts(1024, None, None, "mma.sync", "c0de"))
+    assert TrialRow.of(record).record() == record
+
+
 @pytest.mark.parametrize(("column", "value"), [
     ("spec", "nothing"), ("batch", "3 sequences"), ("variant", "?"), ("variant", None), ("regime", "graph"),
     ("gpu_capability", "9"), ("outcome", "fine"), ("samples_ms", "[0.1, "), ("samples_ms", "[]"),
-    ("samples_ms", '["a"]'), ("samples_ms", None), ("plan_ms", None), ("check_level", None), ("registers", None),
+    ("samples_ms", '["a"]'), ("samples_ms", None), ("plan_ms", None), ("check_level", None), ("code_hash", None),
 ])
 def test_a_poisoned_trial_raises_only_what_is_caught(make_trial: Callable[..., TrialRecord], column: str,
                                                      value: object):

@@ -275,6 +275,14 @@ def test_one_config_is_kept_for_each_place(store: Store, make_config: Callable[.
     assert store.best_configs(spec=replace(old.shape.spec, dtype="float16")) == []
 
 
+def test_two_batches_of_one_bucket_each_keep_their_config(store: Store, make_config: Callable[..., BestConfig]):
+    one, other = make_config("1x512@16384,63x1@32768"), make_config("1x512@16384,63x1@32760")
+    assert one.shape == other.shape
+    store.put_best(one)
+    store.put_best(other)
+    assert set(store.best_configs()) == {one, other}
+
+
 def test_configs_are_kept_all_or_none(store: Store, make_config: Callable[..., BestConfig]):
     broken = replace(make_config("64x1@4096"), measured_at=None)
     with pytest.raises(StoreError, match="NOT NULL"):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from attention_tuner.kernel_templates import compiler
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.compiler import compile_variant
 from attention_tuner.kernel_templates.default import default_variant
@@ -78,7 +81,9 @@ def test_every_target_compiles_and_says_what_it_uses(facts: dict[tuple[str, Vari
     assert len(facts) == len(COMPILED)
     for fact in facts.values():
         assert fact.shared_bytes > 0
+        assert fact.registers is not None
         assert 16 <= fact.registers <= 255
+        assert fact.stack_bytes is not None
         assert fact.stack_bytes >= 0
         assert len(fact.code_hash) == 16
 
@@ -124,3 +129,25 @@ def probability_bytes(spec: AttentionSpec, variant: Variant) -> int:
 def test_a_process_that_interprets_does_not_compile():
     with pytest.raises(TunerError, match="cannot compile"):
         compile_variant(unified(16, 16), SPEC, TARGETS["sm_90"], BATCH)
+
+
+class Missing:
+    """How Triton's settings are without the tool."""
+
+    @property
+    def cuobjdump(self) -> str:
+        raise RuntimeError("Cannot find cuobjdump")
+
+
+@pytest.mark.parametrize("script", [None, "exit 1", "true", "not there"])
+def test_a_cuobjdump_that_cannot_be_used_costs_only_what_it_would_say(
+    script: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tool = tmp_path / "cuobjdump"
+    if script not in (None, "not there"):
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o755)
+    nvidia = Missing() if script is None else SimpleNamespace(cuobjdump=SimpleNamespace(path=str(tool)))
+    monkeypatch.setattr(compiler, "knobs", SimpleNamespace(nvidia=nvidia))
+    with pytest.warns(UserWarning, match="registers and stack are not known"):
+        assert compiler._resource_usage(b"") == (None, None)

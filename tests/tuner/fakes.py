@@ -55,6 +55,7 @@ class FakeWorker:
     def __init__(self, clock: Clock, ms: Callable[[Variant], float] = landscape, cost: float = 0.5) -> None:
         self.clock, self.ms, self.cost = clock, ms, cost
         self.faults: Callable[[Variant], str] = lambda variant: ""
+        self.race_faults: Callable[[Variant], str] = lambda variant: ""
         self.measured: list[Variant] = []
         self.races: list[RaceJob] = []
         self.noise = 0.0
@@ -64,6 +65,11 @@ class FakeWorker:
         self.freed: list[int] = []
         self.starts = 0
         self.start_cost = 0.0
+        # Of each job: waiting for the card; and of the first of a task: making what all share.
+        self.wait_cost = 0.0
+        self.prepare_cost = 0.0
+        self.busy_s = 0.0
+        self._prepared: set[Task] = set()
         self.sentinels: tuple[Any, ...] = ()
         self.closed = False
         self.fail_next_race: BaseException | None = None
@@ -71,31 +77,37 @@ class FakeWorker:
 
     def run(self, job: Any, timeout_s: float, deadline: float = math.inf) -> Any:
         self.jobs.append(job)
+        prepare_s = 0.0 if job.task in self._prepared else self.prepare_cost
+        self._prepared.add(job.task)
+        self.clock.spend(prepare_s)
         if isinstance(job, RaceJob):
             return self._race(job)
         if isinstance(job, PrepareJob):
-            return 0.0
+            return prepare_s
         assert isinstance(job, MeasureJob)
         self.measured.append(job.variant)
         fault = self.faults(job.variant)
         if fault == "interrupt":
             raise KeyboardInterrupt
-        self.clock.spend(timeout_s if fault == "hang" else self.cost)
+        is_twin = not fault and self._twin(job.variant) is not None
+        self.clock.spend(timeout_s if fault == "hang" else self.cost / 100 if is_twin else self.cost)
         if fault == "wrong":
             return Wrong(job.variant, Check(7.0))
         if fault:
             return Failed(job.variant, "time", fault)
-        twin = self.twin_of
-        if twin is not None and (job.variant == twin or job.variant.number("num_warps") != twin.number("num_warps")):
-            twin = None
+        twin = self._twin(job.variant)
         return Timed(job.variant, Check(0.5), self._timing(twin or job.variant, job.samples, job.regime), twin)
 
     def submit(self, job: Any, timeout_s: float, deadline: float = math.inf) -> Future[Any]:
         future: Future[Any] = Future()
+        self.clock.spend(self.wait_cost)
+        start = self.clock()
         try:
             future.set_result(self.run(job, min(timeout_s, deadline - self.clock()), deadline))
         except JobError as error:
             future.set_exception(error)
+        finally:
+            self.busy_s += self.clock() - start
         return future
 
     def start(self) -> None:
@@ -113,13 +125,19 @@ class FakeWorker:
     def close(self) -> None:
         self.closed = True
 
+    def _twin(self, variant: Variant) -> Variant | None:
+        twin = self.twin_of
+        is_alike = twin is not None and variant.number("num_warps") == twin.number("num_warps")
+        return twin if is_alike and variant != twin else None
+
     def _race(self, job: RaceJob) -> RaceResult:
         self.races.append(job)
         if self.fail_next_race is not None:
             raise self.fail_next_race
-        times = {v: self._timing(v, job.rounds, job.regime) for v in job.variants}
+        lost = {v: Failed(v, "time", fault) for v in job.variants if (fault := self.race_faults(v))}
+        times = {v: self._timing(v, job.rounds, job.regime) for v in job.variants if v not in lost}
         self.clock.spend(sum(sum(t.samples_ms) for t in times.values()) / 1e3)
-        return RaceResult(dict(times), *self.sentinels)
+        return RaceResult({**lost, **times}, *self.sentinels)
 
     def _timing(self, variant: Variant, samples: int, regime: Any) -> Timing:
         ms = self.ms(variant)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +122,30 @@ def test_the_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
         pass
 
 
+def test_waiting_for_a_card_ends_when_the_one_who_waits_is_closed(
+    holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    closed = threading.Event()
+    threading.Timer(0.2, closed.set).start()
+    begin = time.monotonic()
+    with pytest.raises(JobError, match="closed"), GpuLock(UUID, tmp_path).held(begin + 30, closed):
+        pass
+    assert 0.2 <= time.monotonic() - begin < 10
+
+
+def test_where_there_can_be_no_lock_a_run_goes_on_and_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    lock = GpuLock(UUID, tmp_path / "file" / "locks")
+    with pytest.warns(UserWarning, match=r"cannot be locked in .*file/locks': Not a directory"), lock.held():
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with lock.held():
+            pass
+    with pytest.raises(OSError, match="inside"), lock.held():
+        raise OSError("inside")
+
+
 def test_the_state_is_what_the_tool_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f'echo "$@" > {tmp_path}/asked; echo "{STATE.format(reasons="0x0000000000000004")}"'
     fake_tool(tmp_path, monkeypatch, script)
@@ -177,7 +202,7 @@ def test_foreign_processes_are_those_of_others_on_the_same_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = (f"{UUID}, 11, 520, python3", f"{UUID}, 12, [N/A], /opt/a, b/server", "GPU-other, 13, 9, python3",
-            f"{UUID}, 14, 3, own")  # fmt: skip
+            f"{UUID}, 14, 3, own", f"{UUID}, [N/A], [N/A], [Not Found]")  # fmt: skip
     fake_tool(tmp_path, monkeypatch, "\n".join(f'echo "{row}"' for row in rows))
     found = foreign_processes(UUID, {14})
     assert found == [CardProcess(11, "python3", 520), CardProcess(12, "/opt/a, b/server")]

@@ -259,6 +259,10 @@ def test_time_before_and_after_the_search_is_part_of_the_budget(
     assert "of floor" in lines.out
     assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--seconds", "0.1") == 0
     assert "there was no time left" in lines.err
+    # A process that runs is ready, whatever time there is.
+    monkeypatch.setattr(Worker, "ready", lambda *_: True)
+    assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--seconds", "0.1") == 0
+    assert "there was no time left" in lines.err
 
 
 def test_the_cache_of_compiled_kernels_is_pruned_at_the_start(

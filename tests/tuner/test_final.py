@@ -67,9 +67,10 @@ def test_the_race_goes_on_until_it_is_clear_and_only_among_those_in_question(ben
     final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.7, THIRD: 0.7}), DEFAULT)
     bench.worker.noise = 0.01
     bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: 0.7, THIRD: 0.7005}.__getitem__
-    _, verdict = final.decide(math.inf)
+    decision = final.decide(math.inf)
     rounds = [race.rounds for race in bench.worker.races]
-    assert verdict is Verdict.AMBIGUOUS
+    assert decision is not None
+    assert decision[1] is Verdict.AMBIGUOUS
     assert len(rounds) == LOOKS
     assert rounds[1:] == [rounds[0], 2 * rounds[0]]
     assert len({race.seed for race in bench.worker.races}) == LOOKS
@@ -100,10 +101,10 @@ def test_with_little_time_fewer_race(bench: Bench) -> None:
     bench.worker.ms = times.__getitem__
     final = Final(searched(bench, times), DEFAULT)
     start = bench.clock()
-    chosen, verdict = final.decide(start + 3.5)
+    decision = final.decide(start + 3.5)
     assert bench.worker.races[0].variants == (DEFAULT, HEURISTIC)
     assert bench.clock() - start <= 3.5
-    assert (chosen, verdict) == (HEURISTIC, Verdict.FAST)
+    assert decision == (HEURISTIC, Verdict.FAST)
 
 
 def test_a_race_on_a_card_that_was_not_itself_is_never_clear(bench: Bench) -> None:
@@ -111,7 +112,7 @@ def test_a_race_on_a_card_that_was_not_itself_is_never_clear(bench: Bench) -> No
     bench.worker.ms = {DEFAULT: 5.0, HEURISTIC: 1.0}.__getitem__
     bench.worker.sentinels = (4, 5, (0.1,) * 8)
     assert final.decide(math.inf) == (HEURISTIC, Verdict.AMBIGUOUS)
-    assert final._search.result.discarded_blocks == 5 * LOOKS
+    assert final._search.result.discarded_blocks == 5
     bench.worker.sentinels = (4, 3, (0.1,) * 7)
     assert Final(searched(bench, {DEFAULT: 5.0, HEURISTIC: 1.0}), DEFAULT).decide(math.inf) == (HEURISTIC, Verdict.FAST)
 
@@ -140,8 +141,9 @@ def test_what_is_kept_is_not_slower_than_the_default_in_the_race(bench: Bench) -
     for shift in (0.98, 0.995, 1.0, 1.005, 1.02):
         bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: shift, THIRD: shift * 1.001}.__getitem__
         final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.95, THIRD: 0.96}), DEFAULT)
-        chosen, _ = final.decide(math.inf)
-        assert compare(final.timings[chosen], final.timings[DEFAULT]).median <= 0
+        decision = final.decide(math.inf)
+        assert decision is not None
+        assert compare(final.timings[decision[0]], final.timings[DEFAULT]).median <= 0
 
 
 def test_what_won_nearby_races_however_slow_it_was_if_it_was_found_right(bench: Bench) -> None:
@@ -185,3 +187,74 @@ def test_a_racer_that_does_not_start_in_time_leaves_the_decision_to_the_search(b
     assert final.decide(start + 20) == (HEURISTIC, Verdict.AMBIGUOUS)
     assert bench.clock() - start == pytest.approx(20)
     assert bench.worker.races == []
+
+
+def test_a_default_that_is_far_faster_than_all_others_has_won_without_a_race(bench: Bench) -> None:
+    final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 1.5, THIRD: 2.0}), DEFAULT)
+    assert final.decide(math.inf) == (DEFAULT, Verdict.FAST)
+    assert bench.worker.races == []
+
+
+def test_a_default_whose_rivals_have_its_code_and_launch_ties(bench: Bench) -> None:
+    search = searched(bench, {DEFAULT: 1.0, HEURISTIC: 1.0})
+    search.same_as = {HEURISTIC: DEFAULT}
+    assert Final(search, DEFAULT).decide(math.inf) == (DEFAULT, Verdict.TIE)
+    assert bench.worker.races == []
+
+
+@pytest.mark.parametrize("then", [None, JobError("killed by SIGKILL")])
+def test_what_is_lost_in_the_race_is_never_kept_nor_is_its_twin(bench: Bench, then: JobError | None) -> None:
+    times = {DEFAULT: 1.0, HEURISTIC: 0.5, HEURISTIC.replace(num_warps=8): 0.5, THIRD: 0.52}
+    search = searched(bench, times)
+    search.same_as = {HEURISTIC.replace(num_warps=8): HEURISTIC}
+    bench.worker.ms = times.__getitem__
+    bench.worker.race_faults = lambda v: "crash" if v not in (DEFAULT, THIRD) or (then and v == THIRD) else ""
+    decision = Final(search, DEFAULT).decide(math.inf)
+    assert decision == ((THIRD, Verdict.FAST) if then is None else (DEFAULT, Verdict.TIE))
+    assert set(search.timed) == ({DEFAULT, THIRD} if then is None else {DEFAULT})
+    assert search.result.reasons["failed", "time", "crash"] == (2 if then is None else 3)
+
+
+def test_a_default_that_is_lost_in_the_race_is_replaced(bench: Bench) -> None:
+    search = searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5, THIRD: 0.52})
+    bench.worker.ms = {HEURISTIC: 0.5, THIRD: 0.52}.__getitem__
+    bench.worker.race_faults = lambda v: "crash" if v == DEFAULT else ""
+    final = Final(search, DEFAULT)
+    assert final.decide(math.inf) == (HEURISTIC, Verdict.FAST)
+    assert final.baseline == search.baseline == HEURISTIC
+    bench.worker.race_faults = lambda v: "crash"
+    last = Final(search, HEURISTIC)
+    assert last.decide(math.inf) is None
+    assert search.timed == {}
+
+
+def test_a_race_for_which_a_process_cannot_be_prepared_in_time_is_not_begun(bench: Bench) -> None:
+    racer = FakeWorker(bench.clock)
+    racer.prepare_cost = 8.0
+    bench.executor = replace(bench.executor, racer=racer)
+    search = searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.95})
+    search.prepared_s = 8.0
+    racer.ms = {DEFAULT: 1.0, HEURISTIC: 0.95}.__getitem__
+    assert Final(search, DEFAULT).decide(bench.clock() + 8.5) == (DEFAULT, Verdict.AMBIGUOUS)
+    assert racer.jobs == []
+    assert Final(search, DEFAULT).decide(bench.clock() + 10) == (HEURISTIC, Verdict.FAST)
+
+
+def test_waiting_for_the_card_is_no_measuring(bench: Bench) -> None:
+    search = searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5})
+    bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: 0.5}.__getitem__
+    bench.worker.wait_cost = 7.0
+    Final(search, DEFAULT).decide(math.inf)
+    assert 0 < search.result.measuring_seconds < 1
+
+
+def test_an_unsteady_look_decides_nothing_and_is_the_last(bench: Bench) -> None:
+    times = {DEFAULT: 1.0, HEURISTIC: 0.7, THIRD: 0.7005}
+    final = Final(searched(bench, times), DEFAULT)
+    bench.worker.noise, bench.worker.ms = 0.01, times.__getitem__
+    bench.worker.sentinels = (4, 5, (0.1,) * 8)
+    decision = final.decide(math.inf)
+    assert decision is not None
+    assert decision[1] is Verdict.AMBIGUOUS
+    assert len(bench.worker.races) == 1
+    assert not final.has_raced(DEFAULT)

@@ -1,6 +1,9 @@
+import math
 import pickle
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,9 @@ from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.outcome import Failed, Regime, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.child import Job
+from attention_tuner.tuner import jobs
+from attention_tuner.tuner.blocks import Raced
+from attention_tuner.tuner.child import Context, Job
 from attention_tuner.tuner.jobs import (
     CompileJob,
     FreeJob,
@@ -90,3 +95,33 @@ def test_a_race_is_steady_when_as_many_blocks_count_as_were_asked_for() -> None:
 def test_a_race_that_nobody_spoilt_raises() -> None:
     with pytest.raises(JobError, match="hung"):
         RaceJob(TASK, (ONE, TWO), 10).settle(JobError("hung"), never)
+
+
+def test_what_comes_before_the_blocks_of_a_race_counts_against_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience: list[float] = []
+
+    def planned(*_: object) -> tuple[None, float]:
+        time.sleep(0.1)
+        return None, 0.0
+
+    def run_blocks(course: object, variants: tuple[Variant, ...], rounds: int, seed: int, patience_s: float) -> Any:
+        patience.append(patience_s)
+        return Raced(dict.fromkeys(variants, (1.0,)), 1)
+
+    watch = SimpleNamespace(launches=1, regime=Regime("interpreter"))
+    bench = SimpleNamespace(planned=planned, stopwatch=lambda *_: watch, uuid=None)
+    monkeypatch.setattr(jobs, "_workbench", lambda *_: bench)
+    monkeypatch.setattr(jobs, "run_blocks", run_blocks)
+    job = RaceJob(TASK, (ONE, TWO), 1, deadline=time.monotonic() + 10)
+    job.run(Context(True, lambda _: None))
+    RaceJob(TASK, (ONE,), 1).run(Context(True, lambda _: None))
+    assert 5 < patience[0] <= 10 - 0.2 - jobs.ANSWER_S
+    assert patience[1] == math.inf
+
+
+def test_a_race_that_is_lost_afterwards_still_tells_who_was_to_blame_before() -> None:
+    def again(job: Job[RaceResult]) -> RaceResult:
+        raise JobError("killed by SIGKILL")
+
+    result = RaceJob(TASK, (ONE, TWO), 10).settle(JobError("hung", "time", TWO), again)
+    assert result == RaceResult({TWO: Failed(TWO, "time", "hung")})

@@ -19,8 +19,16 @@ from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.jobs import MeasureJob, PrepareJob
+from attention_tuner.tuner.leads import proven
 from attention_tuner.tuner.run import Listener, Progress, Settings
-from attention_tuner.tuner.search import EXCEEDS_SHARED_MEMORY, HANG_FACTOR, HANG_S, INTERPRETED_SAMPLES, Search
+from attention_tuner.tuner.search import (
+    EXCEEDS_SHARED_MEMORY,
+    HANG_FACTOR,
+    HANG_S,
+    INTERPRETED_SAMPLES,
+    PROVEN_SHARE,
+    Search,
+)
 from attention_tuner.tuner.task import Task
 
 
@@ -313,3 +321,66 @@ def test_a_search_leaves_nothing_queued_for_the_next(bench: Bench) -> None:
     bench.pool.cost = 1.0
     searched(bench, Settings(trials=100, ahead=40), bench.clock() + 5)
     assert len(bench.pool.queue) <= bench.pool.processes
+
+
+def test_a_crash_is_stored_before_another_process_is_waited_for(bench: Bench) -> None:
+    bench.worker.faults = lambda v: "crash" if len(bench.worker.measured) == 3 else ""
+    search = Search(TASK, bench.run(Settings(trials=6)))
+    ready, seen = bench.worker.ready, list[int]()
+
+    def noted(limit_s: float) -> bool:
+        seen.append(bench.store.trial_counts()["failed"])
+        return ready(limit_s)
+
+    bench.worker.ready = noted
+    search.explore(math.inf)
+    # The preparation, and then six trials.
+    assert seen == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_waiting_for_a_process_or_for_the_card_is_no_measuring(bench: Bench) -> None:
+    bench.worker.start_cost = 5.0
+    bench.worker.wait_cost = 3.0
+    assert searched(bench, Settings(trials=10)).result.measuring_seconds == pytest.approx(5.0)
+
+
+def test_a_result_that_is_there_before_its_callback_is_timed(bench: Bench) -> None:
+    submit = bench.worker.submit
+
+    def late(job: Any, timeout_s: float, deadline: float = math.inf) -> Any:
+        future = submit(job, timeout_s, deadline)
+        future.add_done_callback = lambda call: None
+        return future
+
+    bench.worker.submit = late
+    assert searched(bench, Settings(trials=4)).trial_seconds == pytest.approx(0.5)
+
+
+def test_only_new_trials_count_as_repeated(bench: Bench) -> None:
+    bench.worker.twin_of = DEFAULT
+    first = searched(bench, Settings(trials=10))
+    bench.restart()
+    again = searched(bench, Settings(trials=10))
+    assert (first.result.repeated > 0, again.result.repeated) == (True, 0)
+    assert again.result.reused == 10
+
+
+def test_what_a_trial_takes_is_not_judged_by_twins(bench: Bench) -> None:
+    bench.worker.twin_of = DEFAULT
+    search = searched(bench, Settings(trials=10))
+    assert search.result.repeated > 0
+    assert list(search._costs) == pytest.approx([0.5] * len(search._costs))
+
+
+def test_stored_trials_are_not_left_a_place_again(bench: Bench) -> None:
+    run = bench.run(Settings(trials=60))
+    Search(NEAR, run).explore(math.inf)
+    few = Search(TASK, replace(run, settings=Settings(trials=20)))
+    few.explore(math.inf)
+    more = Search(TASK, run)
+    more.reuse()
+    assert set(more._first) <= set(more.timed)
+    run.timed.pop(TASK)
+    more._look_around()
+    known = proven(TASK, run)
+    assert len(more._proven) == min(len(known), int(PROVEN_SHARE * 40)) > PROVEN_SHARE * (40 - len(more._first))

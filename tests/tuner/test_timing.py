@@ -1,4 +1,6 @@
+import contextlib
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +99,32 @@ def test_a_flush_makes_few_buffers_as_cold_as_many() -> None:
     few = Stopwatch(copy, copy_buffers(4 * MIB, 8), COLD, lambda: torch.sum(evictor, dim=0, out=total))
     assert 1 <= few.launches <= 8
     assert timing(few, 20, 0.0).median_ms == pytest.approx(many.median_ms, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(RuntimeError, contextlib.nullcontext()), (torch.OutOfMemoryError, pytest.raises(torch.OutOfMemoryError))],
+)
+def test_memory_that_runs_out_in_a_capture_is_an_error(
+    error: type[Exception], expected: contextlib.AbstractContextManager[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def run(buffer: int) -> None:
+        calls.append(buffer)
+        if len(calls) == 2:
+            raise error("while capturing")
+
+    def unmeasured(watch: Stopwatch[int]) -> None:
+        return None
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(Stopwatch, "_fill_sample", unmeasured)
+    with expected:
+        assert Stopwatch(run, [1], COLD).regime == Regime("eager", "cold")
+    assert len(calls) == 2
 
 
 @pytest.mark.gpu

@@ -12,13 +12,15 @@ import pytest
 from fakes import DEFAULT, GPU, OTHER, SPEC, TASK, Bench, FakeWorker, landscape
 
 from attention_tuner.db.records import Setting
+from attention_tuner.db.store import Store
 from attention_tuner.db.table import ConfigTable
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
-from attention_tuner.kernel_templates.errors import InputError
+from attention_tuner.kernel_templates.errors import InputError, JobError, StoreError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.outcome import Environment, Outcome, Regime, Verdict
+from attention_tuner.kernel_templates.outcome import Environment, Failed, Outcome, Regime, Verdict
 from attention_tuner.kernel_templates.template import template_of
+from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.card import CardState
 from attention_tuner.tuner.final import INTERPRETED_FINALISTS
 from attention_tuner.tuner.forecast import fewest_seconds
@@ -50,6 +52,17 @@ def test_the_best_is_found_raced_and_stored(bench: Bench) -> None:
     assert DEFAULT in bench.worker.races[0].variants
     assert result.baseline == DEFAULT
     assert (result.tried, len(stored(bench))) == (60, 60)
+    assert not bench.worker.closed
+
+
+def test_results_outlive_a_card_state_that_cannot_be_stored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(bench.store, "finish_run", refuse)
+    with pytest.warns(UserWarning, match="not stored: the disk is full"):
+        (result,) = tune([TASK], GPU, bench.store, Settings(trials=3), bench.executor)
+    assert result.best is not None
     assert not bench.worker.closed
 
 
@@ -357,3 +370,72 @@ def test_processes_that_start_slowly_do_not_exceed_the_budget(bench: Bench) -> N
     (result,) = tune([TASK], GPU, bench.store, Settings(trials=1000, seconds=20.0), bench.executor)
     assert bench.clock() - start <= 20.0
     assert result.best is not None
+
+
+def closely(variant: Variant) -> float:
+    """Milliseconds: every variant is a little faster than the default."""
+    return 1.0 if variant == DEFAULT else 0.94 + 0.002 * variant.number("num_warps")
+
+
+@pytest.mark.parametrize("why", ["late", "lost", "interrupted"])
+def test_without_a_race_a_decided_best_stays_and_is_raced_for_later(bench: Bench, why: str) -> None:
+    bench.worker.ms = closely
+    (first,) = tune([TASK], GPU, bench.store, Settings(trials=20), bench.executor)
+    assert first.best is not None
+    assert first.best.verdict is not Verdict.AMBIGUOUS
+    assert first.best.variant != DEFAULT
+    bench.restart(closely)
+    racer = FakeWorker(bench.clock, closely)
+    racer.start_cost = 60.0 if why == "late" else 0.0
+    racer.fail_next_race = {"lost": JobError("killed"), "interrupted": KeyboardInterrupt()}.get(why)
+    bench.executor = replace(bench.executor, racer=racer)
+    with pytest.raises(KeyboardInterrupt) if why == "interrupted" else contextlib.nullcontext():
+        (second,) = tune([TASK], GPU, bench.store, Settings(trials=22, seconds=8.0), bench.executor)
+        assert (second.tried, second.best) == (2, first.best)
+    assert bench.store.best_configs() == [first.best]
+    bench.restart(closely)
+    (third,) = tune([TASK], GPU, bench.store, Settings(trials=22), bench.executor)
+    assert (third.tried, len(bench.worker.races) > 0) == (0, True)
+    assert third.best is not None
+    assert third.best.measured_at > first.best.measured_at
+
+
+def test_what_is_far_faster_than_the_stored_best_replaces_it_even_without_a_race(bench: Bench) -> None:
+    (first,) = tune([TASK], GPU, bench.store, Settings(trials=1), bench.executor)
+    assert first.best is not None
+    assert (first.best.variant, first.best.verdict) == (DEFAULT, Verdict.TIE)
+    bench.restart()
+    bench.worker.fail_next_race = JobError("killed")
+    (second,) = tune([TASK], GPU, bench.store, Settings(trials=20), bench.executor)
+    assert second.best is not None
+    assert second.best.verdict is Verdict.AMBIGUOUS
+    assert second.best.speedup > 1.5
+    assert bench.store.best_configs() == [second.best]
+
+
+def test_an_interrupt_stores_the_best_so_far(bench: Bench) -> None:
+    bench.worker.faults = lambda v: "interrupt" if len(bench.worker.measured) == 10 else ""
+    with pytest.raises(KeyboardInterrupt):
+        tune([TASK, OTHER], GPU, bench.store, Settings(trials=20), bench.executor)
+    (best,) = bench.store.best_configs()
+    assert (best.batch, best.verdict) == (str(TASK.batch), Verdict.AMBIGUOUS)
+    assert best.timing.median_ms == min(map(landscape, bench.worker.measured[:9]))
+
+
+def test_a_variant_that_is_lost_in_the_race_is_stored_as_failed_and_races_no_more(bench: Bench, tmp_path: Path) -> None:
+    (expected,) = tune([TASK], GPU, Store.open(tmp_path / "other.db"), Settings(trials=20), bench.executor)
+    assert expected.best is not None
+    fastest = expected.best.variant
+    bench.restart()
+    bench.worker.race_faults = lambda v: "illegal address" if v == fastest else ""
+    (result,) = tune([TASK], GPU, bench.store, Settings(trials=20), bench.executor)
+    assert fastest in bench.worker.races[0].variants
+    assert result.best is not None
+    assert result.best.variant != fastest
+    assert result.reasons["failed", "time", "illegal address"] == result.outcomes["failed"] == 1
+    assert result.outcomes.total() == result.tried == 20
+    assert Failed(fastest, "time", "illegal address") in stored(bench)
+    bench.restart()
+    (again,) = tune([TASK], GPU, bench.store, Settings(trials=21), bench.executor)
+    assert (again.tried, again.outcomes["failed"]) == (1, 1)
+    assert all(fastest not in race.variants for race in bench.worker.races)

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 import pytest
-from cli_samples import BATCH, H100, SMALL_GPU, SPEC, WIDE_SPEC
+from cli_samples import BATCH, H100, SMALL_GPU, SPEC, WIDE_SPEC, config
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
@@ -51,6 +51,13 @@ def test_progress_says_only_what_is_known() -> None:
     assert wording.progress_text(none) == "1 failed; 2 wrong; at most 30 s left"
     some = Progress(task, failed, 4, 9, 1.5, 3.0, Counter(timed=3, failed=1), math.inf)
     assert wording.progress_text(some) == "best 1.5 ms, 2.00x over the default; 1 failed"
+
+
+def test_a_stored_config_in_a_row() -> None:
+    stored = config(full_check=False)
+    cells = wording.config_cells(stored)
+    assert cells == (str(BATCH), "16", wording.values(stored.variant), "2 ms", "2.00x", "fast", "quick")
+    assert wording.config_cells(config())[-1] == "full"
 
 
 def test_a_speed_up_is_over_the_default_or_over_what_stood_in_for_it() -> None:

@@ -1,6 +1,9 @@
+import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import job_faults as faults
@@ -81,12 +84,11 @@ def test_a_worker_with_a_lock_has_the_card_for_each_job_and_no_longer(tmp_path: 
     lock = GpuLock("GPU-1", tmp_path)
     with Worker(interpret=True, lock=lock) as worker:
         assert worker.uuid == "GPU-1"
-        with ThreadPoolExecutor() as threads:
-            running = threads.submit(worker.run, faults.Sleep(1.0), LIMIT_S)
-            time.sleep(0.5)
-            with pytest.raises(JobError, match="another run kept GPU GPU-1"), lock.held(0):
-                pass
-            assert running.result() == "slept"
+        running = worker.submit(faults.Sleep(1.0), LIMIT_S)
+        time.sleep(0.5)
+        with pytest.raises(JobError, match="another run kept GPU GPU-1"), lock.held(0):
+            pass
+        assert running.result() == "slept"
         with lock.held(0):
             with pytest.raises(JobError, match="another run kept GPU GPU-1"):
                 # No variant is to blame for a card that is taken.
@@ -222,3 +224,52 @@ def test_closing_ends_what_was_submitted() -> None:
         time.sleep(0.2)
     with pytest.raises(JobError, match=r"closed|SIGKILL"):
         running.result()
+
+
+def test_closing_ends_the_wait_for_a_card_that_another_run_keeps(tmp_path: Path) -> None:
+    lock = GpuLock("GPU-1", tmp_path)
+    with ThreadPoolExecutor() as threads, lock.held():
+        worker = Worker(interpret=True, lock=lock)
+        waiting = worker.submit(faults.Sleep(0), LIMIT_S)
+        time.sleep(0.1)
+        threads.submit(worker.close).result(5)
+        with pytest.raises(JobError, match="closed"):
+            waiting.result(0)
+
+
+def test_what_the_deadline_ends_is_blamed_on_no_variant(worker: Worker, default: Variant) -> None:
+    huge = Task(TASK.spec, Batch.parse("1x512@4096"), 16)
+    assert worker.ready(LIMIT_S)
+    for job in (MeasureJob(huge, default, samples=1), RaceJob(huge, (default, default.replace(num_warps=8)), 9)):
+        deadline = time.monotonic() + 1.0
+        with pytest.raises(JobError, match=r"gave no result|could begin") as caught:
+            worker.run(job, LIMIT_S, deadline)
+        assert caught.value.variant is None
+        assert time.monotonic() < deadline + 1
+        assert worker.pid is None
+        assert worker.ready(LIMIT_S)
+
+
+def test_a_process_that_was_killed_is_not_started_again_to_be_freed() -> None:
+    with Worker(interpret=True) as other:
+        os.kill(other.run(faults.Ask("os.getpid()"), LIMIT_S), signal.SIGKILL)
+        begin = time.monotonic()
+        while other.pid is not None:
+            assert time.monotonic() < begin + 10
+            time.sleep(0.01)
+        other.free()
+        assert other.pid is None
+
+
+def test_only_what_the_process_does_counts_as_busy() -> None:
+    class Crowded(GpuLock):
+        @contextmanager
+        def held(self, *_: object) -> Generator[None]:
+            time.sleep(0.5)
+            yield
+
+    with Worker(interpret=False, lock=Crowded("GPU-crowded")) as worker:
+        worker.ready(LIMIT_S)
+        assert worker.busy_s == 0
+        worker.run(faults.Ask("__import__('time').sleep(0.2)"), LIMIT_S)
+        assert 0.2 <= worker.busy_s < 0.5

@@ -46,7 +46,8 @@ def upgrade() -> None:
                                                                 "verdict", "check_level")),
         *(sa.Column(name, sa.Double, nullable=False) for name in ("plan_ms", "default_plan_ms")),
         sa.PrimaryKeyConstraint("id", name="pk_best_configs"),
-        sa.UniqueConstraint("spec", "bucket", "page_size", "gpu_name", "gpu_num_sms", "regime", name="uq_best_configs"),
+        sa.UniqueConstraint("spec", "bucket", "batch", "page_size", "gpu_name", "gpu_num_sms", "regime",
+                            name="uq_best_configs"),
     )
 
 
