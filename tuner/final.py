@@ -125,7 +125,7 @@ class Final:
             most, near = min(most, INTERPRETED_FINALISTS), []
         if self._search.run.executor.racer is not None:
             # A process of its own first makes what the search's has.
-            deadline -= self._search.prepared_s
+            deadline -= self._search.costs.prepared_s
         # The fastest first, so that they stay where there is little time.
         entrants = list(dict.fromkeys([self.baseline, *finalists[:1], *near, *finalists[:most]]))
         while len(entrants) > 1 and not self._fits(entrants, _rounds(len(entrants)), deadline):
@@ -158,7 +158,7 @@ class Final:
         """Setting a variant up takes about what a trial of it took; then come its samples."""
         times_ms = [self._screened[variant].median_ms for variant in entrants]
         race_s = rounds * sum(times_ms) / 1e3 if self._search.run.gpu.is_interpreter else expected_s(times_ms, rounds)
-        return len(entrants) * self._search.trial_seconds + race_s
+        return len(entrants) * self._search.costs.trial_s + race_s
 
     def _race(
         self, entrants: Sequence[Variant], rounds: int, look: int, deadline: float, meanwhile: Callable[[], None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,28 +13,18 @@ from ..kernel_templates.errors import JobError
 from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Timing, Wrong
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import survey
-from .forecast import LAUNCHES_PER_TRIAL, interpreted_seconds
+from .costs import Costs
 from .jobs import MeasureJob, PrepareJob
 from .leads import first_variants, neighbours, proven
 from .run import Progress, Run, TaskResult
 from .study import Study
 from .task import Task
 
-# Wall time of one job: the first of a task also computes the reference.
-JOB_LIMIT_S = 120.0
-# Once it is known what jobs take, one has hung that takes this much longer than the slowest: a kernel that never ends
-# must not use up the time of the others.
-HANG_FACTOR = 20
-HANG_S = 10.0
 # Samples that the interpreter takes for each trial: each is a launch of a tenth of a second or more.
 INTERPRETED_SAMPLES = 2
-# The interpreter's speed is only estimated.
-INTERPRETER_MARGIN = 10
 # Of the trials that the sampler is left with, at most this share goes to what did well on other batches of the run,
 # which is compiled already and keeps the GPU busy while the sampler's choices are compiled.
 PROVEN_SHARE = 0.75
-# How many of the last trials the cost of the next is judged by.
-RECENT = 5
 # How long to wait for a compile before looking at the clock again.
 POLL_S = 0.5
 EXCEEDS_SHARED_MEMORY = "its shared memory exceeds the GPU's"
@@ -61,8 +50,7 @@ class Search:
 
     `same_as` names, for a variant with the code and launch of another, that other one: as far as one process measured
     both in this run, for nothing else remembers them. `unfit` are those of which it is known that they have no time.
-    `prepared_s` is what making all that measurements share took, and `newest` when the latest of the stored trials was
-    made, as text.
+    `costs` is what trials took, and `newest` when the latest of the stored ones was made, as text.
     """
 
     def __init__(self, task: Task, run: Run) -> None:
@@ -73,7 +61,7 @@ class Search:
         self.timed: dict[Variant, Timing] = {}
         self.same_as: dict[Variant, Variant] = {}
         self.unfit: set[Variant] = set()
-        self.prepared_s = 0.0
+        self.costs = Costs(task, run.gpu.is_interpreter)
         self.newest = ""
         self.neighbours = neighbours(task, run)
         self._valid = survey(task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
@@ -86,15 +74,7 @@ class Search:
         self._waiting: list[Variant] = []
         self._flight: Flight | None = None
         self._is_over = False
-        self._costs: deque[float] = deque(maxlen=RECENT)
-        # Of the trials that did not fail; no trial, no limit.
-        self._slowest_s: float | None = None
         self._best_ms: float | None = None
-
-    @property
-    def trial_seconds(self) -> float:
-        """What one of the last trials that were measured took, 0 while there is none."""
-        return statistics.median(self._costs) if self._costs else 0.0
 
     @property
     def baseline(self) -> Variant | None:
@@ -139,7 +119,7 @@ class Search:
                 # It may take long until another process is there.
                 self._store(outcome)
                 outcome = None
-            self._is_over |= self.run.executor.clock() + self.trial_seconds >= deadline
+            self._is_over |= self.run.executor.clock() + self.costs.trial_s >= deadline
             try:
                 if not self._is_over:
                     self._collect(0.0)
@@ -188,11 +168,11 @@ class Search:
             self._is_over = True
             return
         try:
-            self.prepared_s = executor.worker.submit(job, self._job_limit_s(), deadline).result()
+            self.costs.prepared_s = executor.worker.submit(job, self.costs.limit_s, deadline).result()
         except JobError:
             # The measurements will fail for the same reason, and each says so.
             return
-        self.result.measuring_seconds += self.prepared_s
+        self.result.measuring_seconds += self.costs.prepared_s
 
     def _collect(self, wait_s: float) -> None:
         """Sort what is compiled into what the GPU can launch, and what is an outcome already."""
@@ -227,7 +207,7 @@ class Search:
                          "" if facts is None else facts.code_hash)
         start, busy_s = executor.clock(), executor.worker.busy_s
         flight = self._flight = Flight(
-            variant, executor.worker.submit(job, self._job_limit_s(), deadline), start, busy_s, deadline)
+            variant, executor.worker.submit(job, self.costs.limit_s, deadline), start, busy_s, deadline)
 
         def note_end(_: object) -> None:
             flight.end = executor.clock()
@@ -261,23 +241,10 @@ class Search:
             self.result.measuring_seconds += busy_s
         # The callback of a future may come just after its result.
         end = flight.end or self.run.executor.clock()
-        # A twin's result is there at once, and says nothing of what the next trial takes.
-        if not isinstance(outcome, Timed) or outcome.same_as is None:
-            self._costs.append(end - flight.start)
-        if not isinstance(outcome, Failed):
-            self._slowest_s = max(busy_s, self._slowest_s or 0.0)
+        self.costs.note(outcome, end - flight.start, busy_s)
         # A variant is not to blame for a budget that ran out.
         is_cut_short = isinstance(outcome, Failed) and end >= flight.deadline
         return None if is_cut_short else outcome
-
-    def _job_limit_s(self) -> float:
-        limit_s = JOB_LIMIT_S
-        if self.run.gpu.is_interpreter:
-            limit_s += INTERPRETER_MARGIN * LAUNCHES_PER_TRIAL * interpreted_seconds(self.task)
-        if self._slowest_s is None:
-            return limit_s
-        # A process that replaces another prepares the task again.
-        return min(limit_s, HANG_S + HANG_FACTOR * (self.prepared_s + self._slowest_s))
 
     def _facts(self, variant: Variant) -> StaticFacts | None:
         compiled = None if self.run.builds is None else self.run.builds.result(self.task, variant)

@@ -114,7 +114,7 @@ def shares(results: Sequence[TaskResult]) -> str:
     if not wall:
         return "nothing was to be done"
     twins = f", {repeated} of them by the result of a variant with the same code and launch" if repeated else ""
-    return (f"the GPU was measuring or checking for {measuring / wall:.0%} of the time and all compiling processes "
+    return (f"variants were measured or checked for {measuring / wall:.0%} of the time and all compiling processes "
             f"were busy for {compiling / wall:.0%}; {tried / wall:.1f} variants a second{twins}")
 
 

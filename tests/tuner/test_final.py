@@ -233,7 +233,7 @@ def test_a_race_for_which_a_process_cannot_be_prepared_in_time_is_not_begun(benc
     racer.prepare_cost = 8.0
     bench.executor = replace(bench.executor, racer=racer)
     search = searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.95})
-    search.prepared_s = 8.0
+    search.costs.prepared_s = 8.0
     racer.ms = {DEFAULT: 1.0, HEURISTIC: 0.95}.__getitem__
     assert Final(search, DEFAULT).decide(bench.clock() + 8.5) == (DEFAULT, Verdict.AMBIGUOUS)
     assert racer.jobs == []

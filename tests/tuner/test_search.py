@@ -18,13 +18,12 @@ from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Fa
 from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
+from attention_tuner.tuner.costs import HANG_FACTOR, HANG_S
 from attention_tuner.tuner.jobs import MeasureJob, PrepareJob
 from attention_tuner.tuner.leads import proven
 from attention_tuner.tuner.run import Listener, Progress, Settings
 from attention_tuner.tuner.search import (
     EXCEEDS_SHARED_MEMORY,
-    HANG_FACTOR,
-    HANG_S,
     INTERPRETED_SAMPLES,
     PROVEN_SHARE,
     Search,
@@ -353,7 +352,7 @@ def test_a_result_that_is_there_before_its_callback_is_timed(bench: Bench) -> No
         return future
 
     bench.worker.submit = late
-    assert searched(bench, Settings(trials=4)).trial_seconds == pytest.approx(0.5)
+    assert searched(bench, Settings(trials=4)).costs.trial_s == pytest.approx(0.5)
 
 
 def test_only_new_trials_count_as_repeated(bench: Bench) -> None:
@@ -369,7 +368,7 @@ def test_what_a_trial_takes_is_not_judged_by_twins(bench: Bench) -> None:
     bench.worker.twin_of = DEFAULT
     search = searched(bench, Settings(trials=10))
     assert search.result.repeated > 0
-    assert list(search._costs) == pytest.approx([0.5] * len(search._costs))
+    assert list(search.costs._recent) == pytest.approx([0.5] * len(search.costs._recent))
 
 
 def test_stored_trials_are_not_left_a_place_again(bench: Bench) -> None:

@@ -74,7 +74,7 @@ def test_the_shares_of_several_tasks_are_of_the_time_of_all() -> None:
     one = TaskResult(task, tried=30, repeated=2, seconds=10.0, measuring_seconds=9.0, compiling_seconds=1.0)
     two = TaskResult(task, tried=30, seconds=30.0, measuring_seconds=3.0, compiling_seconds=25.0)
     assert wording.shares([one, two]) == (
-        "the GPU was measuring or checking for 30% of the time and all compiling processes were busy for 65%; "
+        "variants were measured or checked for 30% of the time and all compiling processes were busy for 65%; "
         "1.5 variants a second, 2 of them by the result of a variant with the same code and launch")
     assert "same code" not in wording.shares([two])
     assert wording.shares([TaskResult(task)]) == "nothing was to be done"
