@@ -196,7 +196,7 @@ def test_the_end_tells_the_shares_what_was_not_used_and_why_trials_have_no_time(
     outdated = Counter({"measured with another kernel source": 12})
     report.print_results(H100, [replace(RESULT, measuring_seconds=32.0, reasons=reasons, outdated=outdated)], None)
     out = capsys.readouterr().out
-    assert "measuring or checking for 80% of the time" in out
+    assert "measured or checked for 80% of the time" in out
     assert "12 stored trials were measured with another kernel source and are not used" in out
     *_, last = out.splitlines()[:-1]
     assert last.split() == ["2", "failed", "compile", "Required:", "N"]
