@@ -36,7 +36,7 @@ class FaultyLauncher(Launcher):
         self.batch = batch
         self.right: torch.Tensor | None = None
         self.scratch = torch.zeros(2, dtype=torch.int32, device=device)
-        if self._fault("out_of_memory"):
+        if self._fault("out_of_memory") and not self.compile_only:
             self._exhaust(torch.device(device))
 
     def run(self, tensors: Tensors) -> None:

