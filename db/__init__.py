@@ -2,15 +2,17 @@
 
 from .export import SCHEMA_VERSION, export_json, import_json
 from .lookup import load_table, lookup, shipped_configs
+from .merge import merged
 from .records import EnvironmentOf, Setting, TrialRecord
 from .store import Store, default_path
-from .table import Answer, ConfigTable, Source
+from .table import Answer, ConfigTable, Origin, Source
 
 __all__ = [
     "SCHEMA_VERSION",
     "Answer",
     "ConfigTable",
     "EnvironmentOf",
+    "Origin",
     "Setting",
     "Source",
     "Store",
@@ -20,5 +22,6 @@ __all__ = [
     "import_json",
     "load_table",
     "lookup",
+    "merged",
     "shipped_configs",
 ]

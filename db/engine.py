@@ -39,7 +39,10 @@ def sqlite_path(where: str | PathLike[str]) -> Path | None:
         raise StoreError("the name of a database is empty; expected a path, or a URL such as "
                          "postgresql+psycopg://user@host/name")
     if "://" not in text:
-        return Path(text).expanduser().absolute()
+        try:
+            return Path(text).expanduser().absolute()
+        except RuntimeError as error:
+            raise StoreError(f"the home folder in {text!r} cannot be found; expected the path of a database") from error
     try:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:

@@ -7,7 +7,7 @@ import json
 import os
 import reprlib
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, astuple, fields
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -47,25 +47,34 @@ _SPEC: dict[str, Callable[[Field], object]] = {
 
 
 def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | TextIO) -> None:
-    """Write `configs` to `target`, a path or an open text file.
+    """Write `configs` to `target`, a path or an open text file: the same text for the same configs in any order.
 
-    A file is replaced as a whole or, when a `StoreError` is raised, left as it was.
+    Every config is a line, so that comparing two exports shows the configs that differ. A file is replaced as a whole
+    or, when a `StoreError` is raised, left as it was.
     """
-    groups: dict[tuple[Gpu, Environment], list[dict[str, Any]]] = {}
-    for config in configs:
-        groups.setdefault((config.gpu, config.environment), []).append(config_to_json(config))
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "groups": [
-            {"gpu": asdict(gpu), "environment": asdict(environment), "configs": members}
-            for (gpu, environment), members in groups.items()
-        ],
-    }
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    groups: dict[tuple[Gpu, Environment], list[str]] = {}
+    for config in sorted(configs, key=_order):
+        groups.setdefault((config.gpu, config.environment), []).append(_line(config_to_json(config)))
+    members = [
+        f' {{"gpu": {_line(asdict(gpu))},\n  "environment": {_line(asdict(environment))},\n  "configs": [\n'
+        + ",\n".join(f"   {line}" for line in lines) + "\n  ]}"
+        for (gpu, environment), lines in groups.items()
+    ]
+    text = f'{{"schema_version": {SCHEMA_VERSION},\n "groups": [\n' + ",\n".join(members) + "\n ]}\n"
     if isinstance(target, (str, os.PathLike)):
         _replace(Path(target).expanduser().resolve(), text)
     else:
         target.write(text)
+
+
+def _order(config: BestConfig) -> tuple[object, ...]:
+    """Sorts by GPU, environment and question; the last parts only make the order the same for any input."""
+    return (astuple(config.gpu), astuple(config.environment), config.shape.spec.key(), config.variant.page_size,
+            config.batch, str(config.timing.regime), config.variant.key(), config.measured_at, repr(config))
+
+
+def _line(document: dict[str, Any]) -> str:
+    return json.dumps(document, allow_nan=False)
 
 
 def import_json(path: str | os.PathLike[str]) -> list[BestConfig]:

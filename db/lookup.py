@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from pathlib import Path
 
 from ..kernel_templates.batch import Batch, BatchBucket
+from ..kernel_templates.errors import StoreError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
@@ -16,37 +18,68 @@ from .store import PATH_VARIABLE, Store, default_path
 from .table import Answer, ConfigTable
 
 SHIPPED = Path(__file__).parent / "configs"
+"""The folder of the exports that ship: one file for each GPU model, called by its `Gpu.slug`."""
 
 
 def lookup(spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
     """The variant to run for a batch, or a bucket of batches, of layer `spec` on `gpu`, and where it comes from.
 
-    The database is `default_path()`, read on the first call; a missing one is not an error. Raises `StoreError` when it
-    is there and cannot be read.
+    The database is `default_path()`; it and what ships for `gpu` are read on the first call that asks about `gpu`, and
+    `ConfigTable.lookup` says which of their configs comes first. A missing database is not made, and is no error; a
+    database or shipped file that cannot be read is set aside with a warning.
     """
-    return _table(os.environ.get(PATH_VARIABLE)).lookup(spec, asked, page_size, gpu)
+    return _table(os.environ.get(PATH_VARIABLE), gpu).lookup(spec, asked, page_size, gpu)
 
 
-def load_table(where: str | None = None) -> ConfigTable:
-    """A fresh snapshot of the database `where` (default: `default_path()`) and of the configs that ship.
+def load_table(where: str | None = None, gpu: Gpu | None = None) -> ConfigTable:
+    """A fresh snapshot of the database `where` (default: `default_path()`) and of what ships for `gpu`, or for any.
 
-    A missing file is not an error. Raises `StoreError` when it is there and cannot be read.
+    A missing file is not an error. Raises `StoreError` when `where` is given, is there and cannot be read; the default
+    database is then set aside with a warning, as is a shipped file.
     """
-    where = where or default_path()
+    return ConfigTable.of(_stored(where), _environment, shipped_configs(gpu))
+
+
+def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
+    """The configs that ship with the package, for the model of `gpu` or for all.
+
+    A file that cannot be read is set aside with a warning; what it holds about another GPU than its name says is never
+    served.
+    """
+    found: list[BestConfig] = []
+    for path in sorted(SHIPPED.glob("*.json")):
+        if gpu is not None and path.stem != gpu.slug:
+            continue
+        try:
+            found += (config for config in import_json(path) if config.gpu.slug == path.stem)
+        except StoreError as error:
+            warnings.warn(f"a file of shipped configs is set aside: {error}", stacklevel=2)
+    return found
+
+
+def _stored(where: str | None) -> list[BestConfig]:
+    try:
+        return _read(where or default_path())
+    except (StoreError, OSError) as error:
+        # An engine must not end because of a file that its user has perhaps never heard of.
+        if where:
+            raise
+        warnings.warn(f"the user's database is set aside: {error}", stacklevel=3)
+        return []
+
+
+def _read(where: str) -> list[BestConfig]:
     path = sqlite_path(where)
-    stored: list[BestConfig] = []
-    if path is None or path.exists():
-        with Store.open(where, create=False) as store:
-            stored = store.best_configs()
-    return ConfigTable.of((*stored, *shipped_configs()), _environment)
+    if path is not None and not path.exists():
+        return []
+    with Store.open(where, create=False) as store:
+        return store.best_configs()
 
 
-def shipped_configs() -> list[BestConfig]:
-    """The configs that ship with the package."""
-    return [config for path in sorted(SHIPPED.glob("*.json")) for config in import_json(path)]
-
-
-_table = functools.lru_cache(maxsize=8)(load_table)
+@functools.lru_cache(maxsize=8)
+def _table(_variable: str | None, gpu: Gpu) -> ConfigTable:
+    """The table for `gpu`, kept for as long as the variable that names the database has this value."""
+    return load_table(gpu=gpu)
 
 
 def _environment(template: str, gpu: Gpu) -> Environment:

@@ -23,6 +23,9 @@ Source = Literal["exact", "bucket", "neighbour", "heuristic"]
 """Where an answer comes from: a config tuned on this very batch, on another one of its bucket, on the nearest bucket
 that has one, or none."""
 
+Origin = Literal["database", "shipped"]
+"""Who measured it: the user, in whose database it is, or who made the package, with which it ships."""
+
 # Of configs for one bucket, that of the regime nearest to serving comes first.
 _REGIMES = ("graph", "eager", "interpreter", "cold", "warm", "burst", "sustained")
 
@@ -39,7 +42,7 @@ class Answer:
     `config` is what was tuned, None for the heuristic; `variant` may differ from its variant where the batch lacks a
     part that the tuned one had. `stale` says that it was measured with another kernel source, Triton or driver, or
     that the Triton here is unknown. `distance` is that of the asked bucket from the tuned one
-    (`BatchBucket.distance`), None for the heuristic.
+    (`BatchBucket.distance`), and `origin` says whose the config is; both are None for the heuristic.
     """
 
     variant: Variant
@@ -47,6 +50,7 @@ class Answer:
     config: BestConfig | None = None
     stale: bool = False
     distance: float | None = None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class _Judged:
 
     config: BestConfig
     stale: bool
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +73,27 @@ class _Answers:
 class ConfigTable:
     """A frozen snapshot of best configs; `id` is the same for the same configs, so that ranks can agree on it."""
 
-    def __init__(self, configs: Iterable[BestConfig], environment_of: EnvironmentOf | None) -> None:
-        self.configs = tuple(configs)
+    def __init__(self, configs: Iterable[BestConfig], environment_of: EnvironmentOf | None,
+                 shipped: Iterable[BestConfig] = ()) -> None:
+        self._by_origin: dict[Origin, tuple[BestConfig, ...]] = {"database": tuple(configs), "shipped": tuple(shipped)}
+        self.configs = tuple(config for members in self._by_origin.values() for config in members)
         self._environment_of = environment_of
-        slots: dict[tuple[object, ...], list[BestConfig]] = defaultdict(list)
-        for config in self.configs:
-            # Times from the interpreter under a GPU's name, or the reverse, are no evidence about either.
-            if config.gpu.is_interpreter == (config.timing.regime.capture == "interpreter"):
-                slots[_slot(config.shape.spec, config.variant.page_size, config.gpu)].append(config)
+        slots: dict[tuple[object, ...], list[tuple[BestConfig, Origin]]] = defaultdict(list)
+        for origin, members in self._by_origin.items():
+            for config in members:
+                # Times from the interpreter under a GPU's name, or the reverse, are no evidence about either.
+                if config.gpu.is_interpreter == (config.timing.regime.capture == "interpreter"):
+                    slots[_slot(config.shape.spec, config.variant.page_size, config.gpu)].append((config, origin))
         self._slots = dict(slots)
         # An engine asks with every step: what depends on less than the batch is found out once.
         self._judged = functools.cache(self._judge)
         self._remembered = functools.lru_cache(maxsize=_REMEMBERED)(self._answers)
 
     @classmethod
-    def of(cls, configs: Iterable[BestConfig], environment_of: EnvironmentOf | None = None) -> ConfigTable:
-        """The table of `configs`; without `environment_of` no config counts as stale."""
-        return cls(configs, environment_of)
+    def of(cls, configs: Iterable[BestConfig], environment_of: EnvironmentOf | None = None,
+           shipped: Iterable[BestConfig] = ()) -> ConfigTable:
+        """The table of the user's `configs` and of `shipped` ones; without `environment_of` none counts as stale."""
+        return cls(configs, environment_of, shipped)
 
     def __len__(self) -> int:
         return len(self.configs)
@@ -92,14 +101,16 @@ class ConfigTable:
     @functools.cached_property
     def id(self) -> str:
         """Sixteen hexadecimal digits that stand for the content, whatever its order."""
-        return hashlib.sha256("\n".join(sorted(map(repr, self.configs))).encode()).hexdigest()[:16]
+        lines = [f"{origin} {config!r}" for origin, members in self._by_origin.items() for config in members]
+        return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
         """The variant to run for `asked`, always one that is valid here.
 
         The nearest bucket's config comes first; within a bucket a fresh one before a stale one, then one for this very
-        batch, then one that passed the full check. Only configs of a GPU of this name and size are considered. Raises
-        `VariantError` when no variant can run at all, as with a page size that is no multiple of 16.
+        batch, then one of the user's own before a shipped one, then one that passed the full check. Only configs of a
+        GPU of this name and size are considered. Raises `VariantError` when no variant can run at all, as with a page
+        size that is no multiple of 16.
         """
         if isinstance(asked, BatchBucket):
             return self._remembered(spec, asked, page_size, gpu).bucket
@@ -122,7 +133,7 @@ class ConfigTable:
             return self._present(template, gpu)
 
         found: dict[BatchBucket, list[_Judged]] = defaultdict(list)
-        for config in self._slots.get(_slot(spec, page_size, gpu), ()):
+        for config, origin in self._slots.get(_slot(spec, page_size, gpu), ()):
             if why_invalid(config.variant, spec, gpu):
                 continue
             stale = False
@@ -131,7 +142,7 @@ class ConfigTable:
                 if present is None:
                     continue
                 stale = _is_stale(config.environment, present)
-            found[config.shape.bucket].append(_Judged(config, stale))
+            found[config.shape.bucket].append(_Judged(config, stale, origin))
         return dict(found)
 
     def _present(self, template: str, gpu: Gpu) -> Environment | None:
@@ -180,7 +191,7 @@ def _serve(judged: _Judged, bucket: BatchBucket, gpu: Gpu, distance: float) -> A
     variant = template_of(config.variant).settle(config.variant, bucket)
     if why_invalid(variant, config.shape.spec, gpu):
         return None
-    return Answer(variant, "neighbour" if distance else "bucket", config, judged.stale, distance)
+    return Answer(variant, "neighbour" if distance else "bucket", config, judged.stale, distance, judged.origin)
 
 
 def _exact(answers: Sequence[Answer]) -> dict[Batch, Answer]:
@@ -198,6 +209,7 @@ def _preference(judged: _Judged) -> tuple[object, ...]:
     regime = config.timing.regime
     return (
         judged.stale,
+        judged.origin == "shipped",
         not config.full_check,
         *(_REGIMES.index(part) for part in (regime.capture, regime.l2, regime.load)),
         config.timing.median_ms,

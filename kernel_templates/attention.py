@@ -9,32 +9,13 @@ online softmax is FlashAttention's (arXiv:2205.14135, 2307.08691), in base 2 wit
 import triton
 import triton.language as tl
 
-# An item of the work list, as int32: where the sequence's tokens start in q, its context length, its rows, the tile's
-# first row, the first key, the key after the last, the sequence, and the tile's first row in the partial results
-# (negative: the item covers all its keys and writes the output).
-ITEM_FIELDS = 8
+from .arithmetic import LOWEST, dot, narrow
+from .batch import SHORT_QUERY
+from .combine import MERGE, merge_if_last
+from .plan import ITEM_FIELDS
 
-# Finite, so that a row that sees no key of an item has weight 0 and not NaN.
-LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
-
-
-@triton.jit
-def dot(a, b, WIDEN: tl.constexpr):
-    """a @ b in float32. The interpreter multiplies bfloat16 wrongly, so there, and only there, operands are widened."""
-    if WIDEN:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    else:
-        return tl.dot(a, b)
-
-
-@triton.jit
-def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
-    """x, float32, in `dtype`. The interpreter cuts off the low bits of bfloat16: there, round to nearest even first."""
-    if WIDEN:
-        bits = x.to(tl.uint32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        x = bits.to(tl.float32, bitcast=True)
-    return x.to(dtype)
+ITEM: tl.constexpr = tl.constexpr(ITEM_FIELDS)
+SHORT_TOKENS: tl.constexpr = tl.constexpr(SHORT_QUERY)
 
 
 @triton.jit
@@ -157,53 +138,102 @@ def tile(
         tl.store(out + o_offset[:, None] + dims[None, :], result, mask=valid[:, None])
     else:
         partial = kv_head.to(tl.int64) * partial_rows + slot + tl.arange(0, BLOCK_M)
-        tl.store(partial_out + partial[:, None] * HEAD_DIM + dims[None, :], acc, mask=valid[:, None])
+        # Not divided by the sum where they are stored in bfloat16: it has the range of float32, and the same relative
+        # error whatever the size.
+        values = narrow(acc, partial_out.dtype.element_ty, WIDEN)
+        tl.store(partial_out + partial[:, None] * HEAD_DIM + dims[None, :], values, mask=valid[:, None])
         tl.store(partial_max + partial, row_max, mask=valid)
         tl.store(partial_sum + partial, row_sum, mask=valid)
 
 
-@triton.jit(do_not_specialize=["partial_rows", "stride_table"])
-def attention_kernel(
-    items, counts, q, k_cache, v_cache, k_long, v_long, k_short, v_short, out, block_table,
-    partial_out, partial_max, partial_sum, partial_rows, qk_scale,
+@triton.jit
+def whole_tile(
+    item, merge, kv_head, q, k_cache, v_cache, k_desc, v_desc, out, block_table, partial_out, partial_max, partial_sum,
+    counters, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+    stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, LAST_MERGES: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Compute one work item for one KV head and, if it is the last of its tile and LAST_MERGES, merge the tile."""
+    tile(
+        item, kv_head, q, k_cache, v_cache, k_desc, v_desc, out, block_table, partial_out, partial_max, partial_sum,
+        partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+        stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
+        GROUP, BLOCK_M, BLOCK_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, WIDEN,
+    )  # fmt: skip
+    if LAST_MERGES:
+        merge_if_last(
+            item, merge, kv_head, out, partial_out, partial_max, partial_sum, counters, partial_rows,
+            stride_o_token, stride_o_head, GROUP, HEAD_DIM, BLOCK_M, WIDEN,
+        )  # fmt: skip
+
+
+@triton.jit
+def unit(
+    number, kv_head, items, merges, q, k_cache, v_cache, k_long, v_long, k_short, v_short, out, block_table,
+    partial_out, partial_max, partial_sum, counters, partial_rows, qk_scale,
     stride_q_token, stride_q_head, stride_o_token, stride_o_head,
     stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr,
     SHORT_M: tl.constexpr, SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    HEADS_FIRST: tl.constexpr, WIDEN: tl.constexpr,
+    LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the work list: `counts[0]` items in long tiles, then up to `counts[1]` in short ones.
+    """Compute item `number` for one KV head, in the body of its sequence."""
+    item = items + number * ITEM
+    merge = merges + number * MERGE
+    if LONG_M == SHORT_M and LONG_N == SHORT_N:
+        whole_tile(
+            item, merge, kv_head, q, k_cache, v_cache, k_long, v_long, out, block_table, partial_out, partial_max,
+            partial_sum, counters, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token,
+            stride_o_head, stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
+            stride_table, GROUP, LONG_M, LONG_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, LAST_MERGES, WIDEN,
+        )  # fmt: skip
+    elif tl.load(item + 2) > SHORT_TOKENS * GROUP:
+        whole_tile(
+            item, merge, kv_head, q, k_cache, v_cache, k_long, v_long, out, block_table, partial_out, partial_max,
+            partial_sum, counters, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token,
+            stride_o_head, stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
+            stride_table, GROUP, LONG_M, LONG_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, LAST_MERGES, WIDEN,
+        )  # fmt: skip
+    else:
+        whole_tile(
+            item, merge, kv_head, q, k_cache, v_cache, k_short, v_short, out, block_table, partial_out, partial_max,
+            partial_sum, counters, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token,
+            stride_o_head, stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
+            stride_table, GROUP, SHORT_M, SHORT_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, LAST_MERGES, WIDEN,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["partial_rows", "stride_table"])
+def attention_kernel(
+    items, merges, counts, q, k_cache, v_cache, k_long, v_long, k_short, v_short, out, block_table,
+    partial_out, partial_max, partial_sum, counters, partial_rows, qk_scale,
+    stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+    stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr,
+    SHORT_M: tl.constexpr, SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, PART: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Compute the `counts[0]` items of the work list, or a PART of them: the first `counts[2]` ("long") or the others.
 
     The grid is (items, KV heads), or the other way round with HEADS_FIRST; programs past the list do nothing, so that
     a captured grid serves shorter lists.
     """
     if HEADS_FIRST:
         kv_head = tl.program_id(0)
-        index = tl.program_id(1)
+        number = tl.program_id(1)
     else:
-        index = tl.program_id(0)
+        number = tl.program_id(0)
         kv_head = tl.program_id(1)
-    num_long = tl.load(counts)
-    if index < tl.load(counts + 1):
-        item = items + index * 8
-        if LONG_M == SHORT_M and LONG_N == SHORT_N:
-            tile(
-                item, kv_head, q, k_cache, v_cache, k_long, v_long, out, block_table, partial_out, partial_max,
-                partial_sum, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
-                stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
-                stride_table, GROUP, LONG_M, LONG_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, WIDEN,
-            )  # fmt: skip
-        elif index < num_long:
-            tile(
-                item, kv_head, q, k_cache, v_cache, k_long, v_long, out, block_table, partial_out, partial_max,
-                partial_sum, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
-                stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
-                stride_table, GROUP, LONG_M, LONG_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, WIDEN,
-            )  # fmt: skip
-        else:
-            tile(
-                item, kv_head, q, k_cache, v_cache, k_short, v_short, out, block_table, partial_out, partial_max,
-                partial_sum, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
-                stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
-                stride_table, GROUP, SHORT_M, SHORT_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, WIDEN,
-            )  # fmt: skip
+    if PART == "short":
+        number += tl.load(counts + 2)
+    stop = tl.load(counts + 2) if PART == "long" else tl.load(counts)
+    if number < stop:
+        unit(
+            number, kv_head, items, merges, q, k_cache, v_cache, k_long, v_long, k_short, v_short, out, block_table,
+            partial_out, partial_max, partial_sum, counters, partial_rows, qk_scale,
+            stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+            stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
+            GROUP, HEAD_DIM, PAGE_SIZE, LONG_M, LONG_N, SHORT_M, SHORT_N, STAGES, TMA, LAST_MERGES, WIDEN,
+        )  # fmt: skip

@@ -47,7 +47,7 @@ class _TargetDriver:
 
 
 def compile_variant(variant: Variant, spec: AttentionSpec, gpu: Gpu, batch: Batch) -> StaticFacts:
-    """Compile every kernel of `variant` for `gpu` and say what the compiler said of the attention kernel.
+    """Compile every kernel of `variant` for `gpu` and say what the compiler said: the most of any attention kernel.
 
     Raises `VariantError` for a variant that is not valid there, `TunerError` in a process that interprets, and whatever
     the compiler raises.
@@ -73,12 +73,14 @@ def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch) -> Tensor
 
 
 def _static_facts(launcher: Launcher) -> StaticFacts:
-    kernel = launcher.compiled[0]
-    registers, stack_bytes = _resource_usage(kernel.asm["cubin"])
-    ptx = kernel.asm["ptx"]
+    # The reduction is small, and asking cuobjdump of each kernel takes a while.
+    kernels = [one for one in launcher.compiled if one.metadata.name != "combine_kernel"]
+    usage = [_resource_usage(kernel.asm["cubin"]) for kernel in kernels]
+    registers, stack_bytes = (None if None in column else max(column) for column in zip(*usage, strict=True))
+    ptx = "".join(kernel.asm["ptx"] for kernel in kernels)
     found = (name for name in ("tcgen05.mma", "wgmma.mma_async", "mma.sync") if name in ptx)
     code = hashlib.sha256(b"".join(one.asm["cubin"] for one in launcher.compiled)).hexdigest()[:16]
-    return StaticFacts(kernel.metadata.shared, registers, stack_bytes, next(found, ""), code)
+    return StaticFacts(max(k.metadata.shared for k in kernels), registers, stack_bytes, next(found, ""), code)
 
 
 def _resource_usage(cubin: bytes) -> tuple[int | None, int | None]:

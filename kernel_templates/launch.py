@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .batch import Batch
-from .errors import VariantError
+from .errors import BatchError, VariantError
 from .gpu import Gpu
 from .spec import AttentionSpec
 from .template import template_of, why_invalid
@@ -43,9 +43,10 @@ class Launcher(abc.ABC):
     """One variant of one layer on one GPU, ready to be planned and run.
 
     `plan` is called once per engine step, `run` once per layer; what `plan` allocates is kept and reused while it is
-    large enough. `padded`, false at first, makes room, and launches programs, for more than the planned batch: a
-    captured graph's grid is fixed, and has to serve every batch of about this size. Raises `VariantError` when the
-    variant is not valid here.
+    large enough. A captured graph reads the same addresses with the same grid for ever: call `reserve` with the largest
+    batch that it is to serve, then `plan` and capture `run`; after each later `plan` the graph can be replayed.
+    `padded`, false at first, makes room, and launches programs, for more than the planned batch, as such a graph would
+    have; it promises nothing. Raises `VariantError` when the variant is not valid here.
     """
 
     def __init__(self, variant: Variant, spec: AttentionSpec, gpu: Gpu) -> None:
@@ -56,12 +57,27 @@ class Launcher(abc.ABC):
         self.spec = spec
         self.gpu = gpu
         self.padded = False
+        self.reserved: tuple[int, int] | None = None
         self.compile_only = False
         self.compiled: list[Any] = []
 
     @abc.abstractmethod
     def plan(self, batch: Batch, device: torch.device | str) -> None:
         """Make the work lists of `batch` and write them to `device`; nothing is synchronised."""
+
+    def reserve(self, num_seqs: int, num_tokens: int, device: torch.device | str) -> None:
+        """Make room on `device` for every batch of at most `num_seqs` sequences and `num_tokens` query tokens.
+
+        Of any lengths. From then on `plan` changes no address and no grid, and raises `BatchError` for a larger batch.
+        A launcher that overrides nothing here needs no room.
+        """
+        self.reserved = (num_seqs, num_tokens)
+
+    def check_reserved(self, num_seqs: int, num_tokens: int) -> None:
+        """Raise `BatchError` when room was reserved, and not for a batch of so many sequences and query tokens."""
+        if self.reserved is not None and (num_seqs > self.reserved[0] or num_tokens > self.reserved[1]):
+            raise BatchError(f"room is reserved for up to {self.reserved[0]} sequences and {self.reserved[1]} query "
+                             f"tokens, not for {num_seqs} sequences and {num_tokens} query tokens")
 
     @abc.abstractmethod
     def run(self, tensors: Tensors) -> None:

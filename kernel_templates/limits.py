@@ -13,7 +13,8 @@ from .variant import Variant
 # Modules that affect every template which launches the kernel over a work list.
 SHARED_SOURCES = tuple(
     f"{__package__}.{name}"
-    for name in ("attention", "batch", "combine", "launch", "limits", "plan", "spec", "work_list_launch")
+    for name in ("arithmetic", "attention", "batch", "combine", "launch", "limits", "plan", "room", "spec", "upload",
+                 "work_list_launch")
 )
 
 # A thread has at most 255 registers of 4 bytes on every GPU that Triton compiles for.
@@ -51,22 +52,22 @@ def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: in
     return elements * spec.element_bytes + SCRATCH_BYTES
 
 
-def fits_shared_memory(bodies: Bodies) -> Constraint:
-    """The tiles of each body are within the GPU's shared memory."""
+def fits_shared_memory(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
+    """The tiles of each body, run by as many warps as that dimension says, are within the GPU's shared memory."""
 
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
-        warps, stages = variant.number("num_warps"), variant.number("num_stages")
+        warps, stages = variant.number(num_warps), variant.number("num_stages")
         needed = max(shared_memory_bytes(body, spec, gpu, warps, stages) for body in bodies(variant))
         return needed <= gpu.shared_memory_bytes
 
     return Constraint("its tiles exceed the GPU's shared memory", holds)
 
 
-def fits_registers(bodies: Bodies) -> Constraint:
+def fits_registers(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
     """The accumulator alone, in float32, is within `SPILLED` times the registers of the program's threads."""
 
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
-        most = SPILLED * variant.number("num_warps") * THREADS_PER_WARP * REGISTERS_PER_THREAD
+        most = SPILLED * variant.number(num_warps) * THREADS_PER_WARP * REGISTERS_PER_THREAD
         return gpu.is_interpreter or all(body.block_m * spec.head_dim <= most for body in bodies(variant))
 
     return Constraint("its accumulator is twice what the registers of its warps hold", holds)

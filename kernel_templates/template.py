@@ -29,7 +29,8 @@ class Dimension:
     `changes_code` is false when the values share one compiled kernel; `interpreted` is false when the interpreter
     runs the same for all values. A dimension of one `part` of a batch ("short", "long", or "both" where it weighs one
     against the other) follows its `counterpart` (or, with none, has its first choice) for batches without that part:
-    such batches then need one body only.
+    such batches then need one body only. `hybrid`, where it is not empty, are the choices to try for batches of both
+    parts, in which two bodies multiply the variants; all of `choices` are valid there too.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Dimension:
     interpreted: bool = True
     part: str = ""
     counterpart: str = ""
+    hybrid: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,14 @@ class Template:
     def grid(self, bucket: BatchBucket, gpu: Gpu) -> dict[str, tuple[Value, ...]]:
         """The choices by dimension that can differ for batches in `bucket` on `gpu`, the others cut to one.
 
-        Cut are dimensions of a part that the batches do not have, and those that the interpreter cannot tell apart.
+        Cut are dimensions of a part that the batches do not have, those that the interpreter cannot tell apart, and
+        what is not worth trying for hybrid batches.
         """
-        return {d.name: d.choices if self._is_free(d, bucket, gpu) else d.choices[:1] for d in self.dimensions}
+        is_hybrid = _has_part(bucket, "both")
+        return {
+            d.name: (is_hybrid and d.hybrid) or d.choices if self._is_free(d, bucket, gpu) else d.choices[:1]
+            for d in self.dimensions
+        }
 
     def variants(self, bucket: BatchBucket, gpu: Gpu, page_size: int) -> Iterator[Variant]:
         """Every combination of the template's choices that can differ for batches in `bucket` on `gpu`."""
@@ -108,9 +115,12 @@ def templates() -> dict[str, Template]:
     broken package may end an engine. Raises `TunerError` when two share a name.
     """
     from .fused import FUSED
+    from .gluon_hopper import GLUON_HOPPER
+    from .persistent import PERSISTENT
+    from .two_launch import TWO_LAUNCH
     from .unified import UNIFIED
 
-    found = {template.name: template for template in (UNIFIED, FUSED)}
+    found = {template.name: template for template in (UNIFIED, FUSED, TWO_LAUNCH, PERSISTENT, GLUON_HOPPER)}
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         template = _load(point)
         if template is not None and found.setdefault(template.name, template) is not template:

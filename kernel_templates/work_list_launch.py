@@ -1,39 +1,46 @@
-"""Launches the kernel over a work list: what the templates `unified` and `fused` share."""
+"""Launches the kernel over a work list: what the templates of this family share."""
 
 # pyright: basic
 from __future__ import annotations
 
 import abc
 import hashlib
-import operator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from triton import knobs
 
-from .attention import ITEM_FIELDS, attention_kernel
+from .attention import attention_kernel
 from .batch import Batch
-from .combine import ENTRY_FIELDS, combine_kernel
+from .combine import combine_kernel
+from .errors import BatchError
 from .gpu import Gpu
 from .launch import LOG2_E, Launcher, Tensors
 from .limits import Body
-from .plan import WorkList
+from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, WorkList
+from .room import Limit, Room
 from .spec import AttentionSpec
+from .upload import Upload
 from .variant import Variant
 
 INTERPRETED = bool(knobs.runtime.interpret)
 # Rows that one program of the reduction merges: few, so that there are many programs, but for the interpreter, where
 # each program costs milliseconds.
 COMBINE_ROWS = 16 if INTERPRETED else 4
-COMBINE_SEGMENTS = 8
+COMBINE_PARTIALS = 8
 COMBINE_WARPS = 4
+# What stands first in the uploaded buffer: the numbers of items, of entries and of items of long sequences. One more
+# and an even number of items keep what follows aligned to 16 bytes, as the kernels are compiled for.
+COUNTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class KernelConstants:
-    """What the attention kernel is compiled with: the bodies for long and for short sequences, and how."""
+    """What the attention kernel is compiled with: the bodies for long and for short sequences, and how.
+
+    `partials` is the dtype of partial outputs; with `last_merges` the last program of a tile merges them.
+    """
 
     long: Body
     short: Body
@@ -41,19 +48,28 @@ class KernelConstants:
     num_stages: int
     tma: bool = False
     heads_first: bool = False
+    partials: torch.dtype = torch.float32
+    last_merges: bool = False
 
 
 class WorkListLauncher(Launcher):
     """A launcher that plans a work list on the host. A template says its bodies and how it cuts the batch."""
 
+    # How many partial results an item of a short sequence writes.
+    short_partials = 1
     _device: torch.device | None = None
-    _room: tuple[int, ...] = (0, 0, 0)
+    _room = Room(0, 0, 0)
+    _upload: Upload
     _items: torch.Tensor
+    _merges: torch.Tensor
     _entries: torch.Tensor
     _counts: torch.Tensor
     _partial: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    _counters: torch.Tensor
     _num_items = 0
     _num_entries = 0
+    # Items of long and of short sequences.
+    _num_planned: tuple[int, int] = (0, 0)
 
     def __init__(self, variant: Variant, spec: AttentionSpec, gpu: Gpu) -> None:
         super().__init__(variant, spec, gpu)
@@ -67,51 +83,101 @@ class WorkListLauncher(Launcher):
     def work_list(self, batch: Batch) -> WorkList:
         """The work list of `batch`."""
 
+    @property
+    def num_balanced(self) -> float:
+        """How many items of a KV head the keys are balanced into: `waves` for each multiprocessor; 0 for no balance."""
+        waves = self.variant.as_dict().get("waves", 0)
+        return int(waves) * self.gpu.num_sms / self.spec.num_kv_heads
+
+    @property
+    def combine_rows(self) -> int:
+        """Rows that one program of the reduction merges; 0 where the last program of a tile does it."""
+        return 0 if self.constants.last_merges else COMBINE_ROWS
+
+    def room(self, limit: Limit) -> Room:
+        """The room for every batch within `limit`: balanced by `waves`, else in `num_segments` segments."""
+        if self.num_balanced:
+            return limit.balanced(self.num_balanced)
+        return limit.equal(int(self.variant.as_dict().get("num_segments", 1)))
+
+    def reserve(self, num_seqs: int, num_tokens: int, device: torch.device | str) -> None:
+        """See `Launcher.reserve`."""
+        c = self.constants
+        limit = Limit(num_seqs, num_tokens, self.spec.group_size, c.long, c.short, self.combine_rows,
+                      self.short_partials)
+        self._make_room(self.room(limit), device)
+        super().reserve(num_seqs, num_tokens, device)
+
     def plan(self, batch: Batch, device: torch.device | str) -> None:
         """Write the work list of `batch` to `device` and make room for its partial results.
 
         Planning anew for a batch that the room is enough for changes no address and, when `padded`, no grid.
         """
         work = self.work_list(batch)
-        needed = (len(work.items), len(work.entries), work.partial_rows)
-        if self._device != torch.device(device) or any(map(operator.gt, needed, self._room)):
-            self._make_room(needed, device)
-        counts = np.array([work.num_long, *needed[:2]], dtype=np.int32)
-        lists = ((self._items, work.items), (self._entries, work.entries), (self._counts, counts))
-        for buffer, array in lists:
-            buffer[: len(array)].copy_(torch.from_numpy(array), non_blocking=True)
-        self._num_items, self._num_entries = self._room[:2] if self.padded else needed[:2]
+        self.check_reserved(batch.num_seqs, work.num_tokens)
+        needed = Room(len(work.items), len(work.entries), work.partial_rows)
+        if self._device != torch.device(device) or not self._room.holds(needed):
+            if self.reserved is not None:
+                raise BatchError(f"room is reserved on {self._device} for {self._room}, not on {device} for {needed}")
+            self._make_room(Room(*map(self.capacity, astuple(needed))), device)
+        self._write(work)
+        self._num_planned = (work.num_long, needed.items - work.num_long)
+        grid = self._room if self.padded or self.reserved is not None else needed
+        self._num_items, self._num_entries = grid.items, grid.entries
 
-    def _make_room(self, needed: tuple[int, int, int], device: torch.device | str) -> None:
-        """Allocate what the kernels read and write, for `needed` items, entries and rows of partial results."""
-        self._device = torch.device(device)
-        num_items, num_entries, partial_rows = self._room = tuple(map(self.capacity, needed))
-        self._items = torch.empty(num_items, ITEM_FIELDS, dtype=torch.int32, device=device)
-        self._entries = torch.empty(num_entries, ENTRY_FIELDS, dtype=torch.int32, device=device)
-        self._counts = torch.empty(3, dtype=torch.int32, device=device)
-        rows = (self.spec.num_kv_heads, max(1, partial_rows))
+    def _write(self, work: WorkList) -> None:
+        """Send `work` to the device in one copy."""
+        array = self._upload.array()
+        num_items, num_entries = len(work.items), len(work.entries)
+        array[:3] = num_items, num_entries, work.num_long
+        stop = COUNTS + ITEM_FIELDS * num_items
+        array[COUNTS:stop].reshape(num_items, ITEM_FIELDS)[:] = work.items
+        if self.constants.last_merges:
+            start = int(self._merges.storage_offset())
+            stop = start + MERGE_FIELDS * num_items
+            array[start:stop].reshape(num_items, MERGE_FIELDS)[:] = work.merges
+        elif num_entries:
+            start = int(self._entries.storage_offset())
+            stop = start + ENTRY_FIELDS * num_entries
+            array[start:stop].reshape(num_entries, ENTRY_FIELDS)[:] = work.entries
+        self._upload.send(stop)
+
+    def _make_room(self, room: Room, device: torch.device | str) -> None:
+        """Allocate what the kernels read and write, for as much as `room` says."""
+        self._device, self._room = torch.device(device), room
+        even = room.items + room.items % 2
+        num_merges = even if self.constants.last_merges else 0
+        sizes = (COUNTS, ITEM_FIELDS * even, MERGE_FIELDS * num_merges, ENTRY_FIELDS * room.entries)
+        self._upload = Upload(sum(sizes), device)
+        self._counts, items, merges, entries = self._upload.buffer.split(sizes)
+        self._items, self._merges = items.view(-1, ITEM_FIELDS), merges.view(-1, MERGE_FIELDS)
+        self._entries = entries.view(-1, ENTRY_FIELDS)
+        rows = (self.spec.num_kv_heads, max(1, room.partial_rows))
         self._partial = (
-            torch.empty(*rows, self.spec.head_dim, dtype=torch.float32, device=device),
+            torch.empty(*rows, self.spec.head_dim, dtype=self.constants.partials, device=device),
             torch.empty(rows, dtype=torch.float32, device=device),
             torch.empty(rows, dtype=torch.float32, device=device),
         )
+        # Each launch leaves zeros behind.
+        self._counters = torch.zeros(rows if self.constants.last_merges else 1, dtype=torch.int32, device=device)
 
     def workspaces(self) -> tuple[torch.Tensor, ...]:
-        """The partial outputs [kv_heads, rows, head_dim] and their maxima and sums [kv_heads, rows], all float32."""
+        """The partial outputs [kv_heads, rows, head_dim], and their maxima and sums [kv_heads, rows] in float32."""
         return self._partial
 
     def launch_key(self) -> str:
         """A hash of the grid and the work list, read back from the device, and of the layout of partial results."""
         counts = self._counts.tolist()
-        digest = hashlib.sha256(repr((self._num_items, self._num_entries, self._room[2], counts)).encode())
-        for buffer, count in zip((self._items, self._entries), counts[1:], strict=True):
+        layout = (self._num_items, self._num_entries, self._room.partial_rows, counts)
+        digest = hashlib.sha256(repr(layout).encode())
+        for buffer, count in ((self._items, counts[0]), (self._merges, counts[0]), (self._entries, counts[1])):
             digest.update(buffer[:count].cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def run(self, tensors: Tensors) -> None:
         """Launch the planned work list, then the reduction if there is room for any sequence that is split."""
         self._start_attention(tensors)
-        if self._num_entries or self.compile_only:
+        if not self.constants.last_merges and (self._num_entries or self.compile_only):
             self._start_combine(tensors.out)
 
     @property
@@ -119,32 +185,45 @@ class WorkListLauncher(Launcher):
         return INTERPRETED and self.spec.dtype == "bfloat16"
 
     def _start_attention(self, tensors: Tensors) -> None:
-        t, c, spec = tensors, self.constants, self.spec
-        grid = (self._num_items, spec.num_kv_heads)
-        arguments = (
-            self._items, self._counts, t.q, t.k_cache, t.v_cache, *self._descriptors(t), t.out, t.block_table,
-            *self._partial, self._partial[1].stride(0), spec.softmax_scale * LOG2_E,
-            *t.q.stride()[:2], *t.out.stride()[:2], *t.k_cache.stride()[:3], *t.v_cache.stride()[:3],
-            t.block_table.stride(0),
+        """Start the attention kernel on the planned items."""
+        self._start_items(tensors, self.constants, self._num_items)
+
+    def _start_items(self, tensors: Tensors, constants: KernelConstants, num_items: int, part: str = "") -> None:
+        """Start the attention kernel on `num_items` items, of one `part` only or of all."""
+        grid = (num_items, self.spec.num_kv_heads)
+        only = {"PART": part, "HEADS_FIRST": constants.heads_first}
+        self.start(attention_kernel, grid[::-1] if constants.heads_first else grid,
+                   self._arguments(tensors, constants), self._compile_time(constants) | only)
+
+    def _arguments(self, t: Tensors, constants: KernelConstants) -> tuple[Any, ...]:
+        """The arguments of an attention kernel."""
+        return (
+            self._items, self._merges, self._counts, t.q, t.k_cache, t.v_cache, *self._descriptors(t, constants),
+            t.out, t.block_table, *self._partial, self._counters, self._partial[1].stride(0),
+            self.spec.softmax_scale * LOG2_E, *t.q.stride()[:2], *t.out.stride()[:2], *t.k_cache.stride()[:3],
+            *t.v_cache.stride()[:3], t.block_table.stride(0),
         )  # fmt: skip
-        constants: dict[str, Any] = {
+
+    def _compile_time(self, c: KernelConstants) -> dict[str, Any]:
+        """The compile-time arguments of an attention kernel, the grid's aside."""
+        spec = self.spec
+        return {
             "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size,
             "LONG_M": c.long.block_m, "LONG_N": c.long.block_n, "SHORT_M": c.short.block_m, "SHORT_N": c.short.block_n,
-            "STAGES": c.num_stages, "TMA": c.tma, "HEADS_FIRST": c.heads_first,
-            "WIDEN": self._widen, "num_warps": c.num_warps, "num_stages": c.num_stages,
+            "STAGES": c.num_stages, "TMA": c.tma, "LAST_MERGES": c.last_merges, "WIDEN": self._widen,
+            "num_warps": c.num_warps, "num_stages": c.num_stages,
         }  # fmt: skip
-        self.start(attention_kernel, grid[::-1] if c.heads_first else grid, arguments, constants)
 
     def _start_combine(self, out: torch.Tensor) -> None:
         spec = self.spec
         arguments = (self._entries, self._counts, out, *self._partial, self._partial[1].stride(0), *out.stride()[:2])
         constants = {"GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "ROWS": COMBINE_ROWS,
-                     "SEGMENTS": COMBINE_SEGMENTS, "WIDEN": self._widen, "num_warps": COMBINE_WARPS}  # fmt: skip
+                     "PARTIALS": COMBINE_PARTIALS, "WIDEN": self._widen, "num_warps": COMBINE_WARPS}  # fmt: skip
         self.start(combine_kernel, (self._num_entries, spec.num_kv_heads), arguments, constants)
 
-    def _descriptors(self, tensors: Tensors) -> tuple[Any, ...]:
+    def _descriptors(self, tensors: Tensors, constants: KernelConstants) -> tuple[Any, ...]:
         """TMA descriptors of K and V for the long and the short body, or four times None."""
-        if not self.constants.tma:
+        if not constants.tma:
             return (None,) * 4
         from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -155,5 +234,5 @@ class WorkListLauncher(Launcher):
             return TensorDescriptor(view, list(view.shape), list(view.stride()), block)
 
         caches = (tensors.k_cache, tensors.v_cache)
-        widths = (self.constants.long.block_n, self.constants.short.block_n)
+        widths = (constants.long.block_n, constants.short.block_n)
         return tuple(describe(cache, width) for width in widths for cache in caches)

@@ -27,7 +27,7 @@ ALLOWED = {
 OWNERS = {"triton": "kernel_templates", "sqlalchemy": "db", "alembic": "db"}
 
 RECORDS = ("errors", "gpu", "spec", "batch", "variant", "template", "outcome")
-TORCH_FREE = (*RECORDS, "default", "heuristic", "unified", "fused")
+TORCH_FREE = (*RECORDS, "default", "heuristic", "room", "unified", "fused", "two_launch", "persistent")
 
 Imports = list[tuple[str, bool]]
 

@@ -33,6 +33,8 @@ def test_every_data_file_ships() -> None:
     assert data
     assert data <= shipped
     assert ROOT / "py.typed" in shipped
+    assert set((ROOT / "db" / "configs").glob("*.json")) <= shipped
+    assert ROOT / "db" / "configs" / "README.md" in shipped
 
 
 def test_the_root_holds_one_module() -> None:

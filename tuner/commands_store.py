@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,8 +68,9 @@ def lookup(
 ) -> None:
     """Say which variant to run for a batch.
 
-    That is the nearest tuned config that is valid here, and the answer says how near: exact (tuned on this batch),
-    bucket (on one like it) or neighbour (on the nearest bucket); or heuristic, where nothing tuned fits.
+    That is the nearest tuned config that is valid here, of the database or of those that ship, and the answer says how
+    near: exact (tuned on this batch), bucket (on one like it) or neighbour (on the nearest bucket); or heuristic, where
+    nothing tuned fits.
 
     \b
     Example:
@@ -101,16 +103,21 @@ def lookup(
 def export(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The JSON file to write.")],
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
+    merge: Annotated[bool, typer.Option(
+        "--merge", help="Keep what FILE holds where the database has nothing better, and leave out what cannot run "
+                        "any more.")] = False,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
     """Write the best configs to a JSON file.
 
+    FILE is replaced, unless --merge is given.
+
     \b
     Example:
       attention-tuner export llama-3-8b.json
     """
-    from ..db import Store, default_path, export_json
+    from ..db import Store, default_path, export_json, import_json, merged
     from . import report
 
     with Store.open(default_path() if db is None else db, create=False) as store:
@@ -122,12 +129,18 @@ def export(
     if not configs:
         of = "" if gpu is None else f" of GPU {gpu!r}"
         raise InputError(f"database {name!r} holds no best config{of}, so {file!r} was not written; tune first")
-    export_json(configs, file)
-    provisional = sum(not config.full_check for config in configs)
+    before = import_json(file) if merge and Path(file).expanduser().exists() else []
+    written = merged(configs, before) if merge else configs
+    if not written:
+        raise InputError(f"no config of database {name!r} and of {file!r} can run any more, so {file!r} was not "
+                         "written; tune first")
+    export_json(written, file)
+    kept = len(set(written) - set(configs))
+    provisional = sum(not config.full_check for config in written)
     if json:
-        report.print_json({"file": file, "configs": len(configs), "provisional": provisional})
+        report.print_json({"file": file, "configs": len(written), "kept": kept, "provisional": provisional})
         return
-    report.say(f"{len(configs)} configs written to {file}")
+    report.say(f"{len(written)} configs written to {file}" + (f", {kept} of which it held before" if kept else ""))
     if provisional:
         report.note(f"{provisional} of them have passed the quick check only, and say so")
 

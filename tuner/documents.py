@@ -40,6 +40,7 @@ def answer_document(spec: AttentionSpec, batch: Batch, answer: Answer) -> Docume
         "source": answer.source,
         "stale": answer.stale,
         "distance": answer.distance,
+        "origin": answer.origin,
         "config": answer.config and config_document(answer.config),
     }
 

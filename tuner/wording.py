@@ -100,7 +100,8 @@ def origin(answer: Answer) -> str:
     config = answer.config
     if config is None:
         return "nothing tuned fits, so the values are chosen by rule"
-    text = (f"tuned on {short(Batch.parse(config.batch))}, {milliseconds(config.timing.median_ms)} there, "
+    whose = "shipped" if answer.origin == "shipped" else "in your database"
+    text = (f"{whose}, tuned on {short(Batch.parse(config.batch))}, {milliseconds(config.timing.median_ms)} there, "
             f"{config.speedup:.2f}x over the default, regime {config.timing.regime}")
     return text + ("; stale: measured with another kernel source, Triton or driver" if answer.stale else "")
 

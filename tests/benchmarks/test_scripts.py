@@ -94,6 +94,23 @@ def test_overhead_is_measured_beside_what_is_stored(script: ModuleType, tmp_path
     assert sum(found["mean_ms"].values()) == pytest.approx(2 * found["mean_ms"]["total"])
 
 
+@using("plan_cost")
+def test_plans_of_every_template_are_measured(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["plan_cost.py", "--out", str(tmp_path / "out.json"), "--sequences", "1", "3", "--repeats", "20",
+               "--templates", "unified", "fused", "two_launch", "persistent"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", command)
+    script.main()
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert len(rows) == len(script.BATCHES) * 2 * 4
+    assert all(0 < row["quartiles_us"][0] <= row["median_us"] <= row["quartiles_us"][1] for row in rows)
+    columns, lines = script.table(rows, ["fused", "none"])
+    assert columns == ["batch", "sequences", "fused", "none"]
+    assert [line[:2] for line in lines[:2]] == [["decode", "1"], ["decode", "3"]]
+    assert {line[3] for line in lines} == {"-"}
+
+
 @using("reproducibility")
 def test_six_batches_and_how_a_pair_is_told(script: ModuleType) -> None:
     assert len(script.tasks(interpreter=False)) == 6

@@ -31,6 +31,7 @@ UNIFIED = Variant.of("unified", 16, {"block_m": 16, "block_n": 32, "num_segments
 FUSED = Variant.of("fused", 16, {
     "block_m": 64, "block_n": 64, "decode_block_m": 16, "decode_block_n": 32, "num_warps": 4, "num_stages": 2,
     "kv_load": "pointer", "order": "heads", "waves": 2, "long_weight": 1,
+    "schedule": "long_first", "partials": "float32", "reduction": "kernel",
 })
 
 

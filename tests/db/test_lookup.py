@@ -27,6 +27,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "user.db"))
     (tmp_path / "configs").mkdir()
     monkeypatch.setattr(module, "SHIPPED", tmp_path / "configs")
+    module._table.cache_clear()
     return tmp_path / "user.db"
 
 
@@ -58,14 +59,58 @@ def test_a_config_measured_with_what_is_here_is_fresh(database: Path, make_confi
     assert not lookup(config.shape.spec, BATCH, 16, config.gpu).stale
 
 
-def test_configs_that_ship_are_merged(database: Path, make_config: Make):
+def test_configs_that_ship_answer_where_the_database_has_nothing_better(database: Path, make_config: Make):
     own, shipped = make_config(), make_config("64x1@4096")
-    export_json([shipped], module.SHIPPED / "h200.json")
+    export_json([replace(own, measured_at="2026-12-01T00:00:00+00:00"), shipped], module.SHIPPED / "NVIDIA_H200.json")
     with Store.open(database) as store:
         store.put_best(own)
-    assert shipped_configs() == [shipped]
-    assert load_table().configs == (own, shipped)
-    assert lookup(own.shape.spec, Batch.parse("64x1@4096"), 16, own.gpu).config == shipped
+    assert len(load_table()) == 3
+    answer = lookup(own.shape.spec, Batch.parse("64x1@4096"), 16, own.gpu)
+    assert (answer.source, answer.origin, answer.config) == ("exact", "shipped", shipped)
+    answer = lookup(own.shape.spec, BATCH, 16, own.gpu)
+    assert (answer.source, answer.origin, answer.config) == ("exact", "database", own)
+
+
+def test_configs_that_ship_answer_without_a_database_and_make_none(database: Path, make_config: Make):
+    shipped = make_config()
+    export_json([shipped], module.SHIPPED / "NVIDIA_H200.json")
+    answer = lookup(shipped.shape.spec, BATCH, 16, shipped.gpu)
+    assert (answer.source, answer.origin, answer.config) == ("exact", "shipped", shipped)
+    assert [path.name for path in database.parent.iterdir()] == ["configs"]
+
+
+def test_only_the_file_of_the_asked_gpu_is_read(database: Path, make_config: Make):
+    h200 = make_config()
+    odd = make_config(gpu=replace(h200.gpu, name="NVIDIA L40S/B  12"))
+    export_json([h200], module.SHIPPED / "NVIDIA_H200.json")
+    export_json([odd], module.SHIPPED / "NVIDIA_L40S_B_12.json")
+    (module.SHIPPED / "NVIDIA_H100.json").write_text("{}")
+    for config in (h200, odd):
+        assert shipped_configs(config.gpu) == list(load_table(gpu=config.gpu).configs) == [config]
+        assert lookup(config.shape.spec, BATCH, 16, config.gpu).config == config
+    for name in ("NVIDIA H20", "nvidia h200", "../NVIDIA H200", "NVIDIA H200\0", "H" * 5000):
+        assert lookup(h200.shape.spec, BATCH, 16, replace(h200.gpu, name=name)).source == "heuristic"
+    with pytest.warns(UserWarning, match="NVIDIA_H100"):
+        assert set(shipped_configs()) == {h200, odd}
+
+
+def test_a_file_tells_nothing_about_another_gpu_than_its_own(database: Path, make_config: Make):
+    config, other = make_config(), make_config(gpu=replace(make_config().gpu, name="NVIDIA H100"))
+    export_json([config, other], module.SHIPPED / "NVIDIA_H200.json")
+    assert shipped_configs() == shipped_configs(config.gpu) == [config]
+    assert lookup(config.shape.spec, BATCH, 16, other.gpu).source == "heuristic"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema_version": 1, "groups": [{}]}', '{"schema_version": 2}'])
+def test_a_shipped_file_that_cannot_be_read_is_set_aside_with_one_warning(database: Path, make_config: Make, text: str):
+    config = make_config()
+    with Store.open(database) as store:
+        store.put_best(config)
+    (module.SHIPPED / "NVIDIA_H200.json").write_text(text)
+    with pytest.warns(UserWarning, match=r"shipped configs is set aside: .*NVIDIA_H200\.json") as caught:
+        answers = [lookup(config.shape.spec, Batch.parse(b), 16, config.gpu) for b in (str(BATCH), "64x1@4096")]
+    assert [answer.source for answer in answers] == ["exact", "neighbour"]
+    assert len(caught) == 1
 
 
 def test_another_database_can_be_named(database: Path, tmp_path: Path, make_config: Make):
@@ -88,12 +133,25 @@ def test_a_poisoned_row_does_not_raise(database: Path, make_config: Make):
     assert answer.source == "heuristic"
 
 
-def test_a_foreign_database_is_an_error(database: Path, make_config: Make):
+def test_a_database_that_cannot_be_read_is_set_aside_with_one_warning(database: Path, make_config: Make):
     database.write_text("some other file, long enough to be read as a header of a database" * 10)
-    config = make_config()
+    shipped = make_config()
+    export_json([shipped], module.SHIPPED / "NVIDIA_H200.json")
+    with pytest.warns(UserWarning, match=r"database is set aside: .*user\.db' is no SQLite database") as caught:
+        answers = [lookup(shipped.shape.spec, Batch.parse(b), 16, shipped.gpu) for b in (str(BATCH), "64x1@1")]
+    assert [(answer.source, answer.origin) for answer in answers] == [("exact", "shipped"), ("neighbour", "shipped")]
+    assert len(caught) == 1
     with pytest.raises(StoreError, match="no SQLite database"):
-        lookup(config.shape.spec, BATCH, 16, config.gpu)
+        load_table(str(database))
 
 
-def test_what_ships_can_be_read():
-    assert all(config.full_check for config in shipped_configs())
+@pytest.mark.parametrize(("name", "message"), [
+    ("sqlite://", "in memory"), ("nonsense://", "no driver|cannot be read"), ("~nobody-of-this-name/tuner.db", "home"),
+    ("h" * 5000, "too long"),
+])
+def test_a_database_that_cannot_be_is_set_aside(database: Path, make_config: Make, monkeypatch: pytest.MonkeyPatch,
+                                                name: str, message: str):
+    monkeypatch.setenv("ATTENTION_TUNER_DB", name)
+    config = make_config()
+    with pytest.warns(UserWarning, match=f"database is set aside: .*({message})"):
+        assert lookup(config.shape.spec, BATCH, 16, config.gpu).source == "heuristic"

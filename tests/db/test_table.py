@@ -124,6 +124,52 @@ def test_stale_configs_are_served_behind_fresh_ones(make_config: Make):
         assert not ask(ConfigTable.of([stale]), stale, HYBRID).stale
 
 
+def precedence(config: BestConfig) -> list[tuple[str, BestConfig]]:
+    """Whose config answers `HYBRID`, the first before all others."""
+    stale = replace(config.environment, triton="3.6.0")
+    like_it, near = "1x513@16384,63x1@32768", "2x512@16384,63x1@32768"
+
+    def at(batch: str, ms: float, **changes: Any) -> BestConfig:
+        timing = replace(config.timing, samples_ms=(ms,))
+        return replace(config, shape=replace(config.shape, bucket=BatchBucket.of(Batch.parse(batch))), batch=batch,
+                       timing=timing, **changes)
+
+    return [
+        ("database", at(HYBRID, 9.0, full_check=False)),
+        ("shipped", at(HYBRID, 8.0)),
+        ("database", at(like_it, 7.0)),
+        ("shipped", at(like_it, 6.0)),
+        ("database", at(HYBRID, 5.0, environment=stale)),
+        ("shipped", at(HYBRID, 4.0, environment=stale)),
+        ("database", at(like_it, 3.0, environment=stale)),
+        ("shipped", at(like_it, 2.0, environment=stale)),
+        ("database", at(near, 1.0)),
+        ("shipped", at(near, 0.5)),
+    ]
+
+
+def test_the_users_own_come_before_those_that_ship(make_config: Make):
+    config = make_config(HYBRID)
+    rows = precedence(config)
+    expected = [("exact", False)] * 2 + [("bucket", False)] * 2 + [("exact", True)] * 2 + [("bucket", True)] * 2
+    expected += [("neighbour", False)] * 2
+    for index, (source, stale) in enumerate(expected):
+        own, shipped = ([row for whose, row in rows[index:] if whose == origin] for origin in ("database", "shipped"))
+        table = ConfigTable.of(own, lambda template, gpu: config.environment, shipped)
+        answer = ask(table, config, HYBRID)
+        assert (answer.origin, answer.config) == rows[index]
+        assert (answer.source, answer.stale) == (source, stale)
+    assert ask(ConfigTable.of([]), config, HYBRID).origin is None
+
+
+def test_what_ships_for_another_gpu_does_not_answer(make_config: Make):
+    config = make_config(HYBRID)
+    table = ConfigTable.of([], None, [config])
+    assert ask(table, config, HYBRID).origin == "shipped"
+    for other in ({"name": "NVIDIA H100"}, {"num_sms": 66}, {"capability": (10, 0)}):
+        assert ask(table, config, HYBRID, replace(config.gpu, **other)).source == "heuristic"
+
+
 def test_another_torch_is_not_stale(make_config: Make):
     config = make_config()
     now = replace(config.environment, torch="2.11.0")
@@ -161,6 +207,10 @@ def test_the_id_stands_for_the_content(make_config: Make):
     ids = {ConfigTable.of(part).id for part in ([], configs[:1], configs[:2], configs)}
     other_gpu = ConfigTable.of([make_config(gpu=replace(configs[0].gpu, driver="1"))]).id
     assert len(ids | {other_gpu}) == 5
+    # Whose a config is decides which one answers.
+    of_both = {ConfigTable.of(configs[:2], None, configs[2:]).id, ConfigTable.of(configs[2:], None, configs[:2]).id}
+    assert len(ids | of_both) == 6
+    assert ConfigTable.of(configs[:1], None, configs[1:]).configs == tuple(configs)
 
 
 def test_a_step_with_a_new_batch_asks_for_nothing_again(make_config: Make, monkeypatch: pytest.MonkeyPatch):

@@ -45,7 +45,15 @@ FUSED = st.fixed_dictionaries(
      "decode_block_m": st.sampled_from((16, 32)), "decode_block_n": st.sampled_from((16, 64)),
      "kv_load": st.sampled_from(("pointer", "tma")), "order": st.sampled_from(("items", "heads")),
      "waves": st.sampled_from((0, 1, 8)), "long_weight": st.sampled_from((1, 4)),
+     "schedule": st.sampled_from(("long_first", "interleaved")), "partials": st.sampled_from(("float32", "bfloat16")),
+     "reduction": st.sampled_from(("kernel", "last_program")),
      "num_warps": st.just(4), "num_stages": st.just(2)}
+)  # fmt: skip
+
+PERSISTENT = st.builds(
+    lambda values, programs, block_n: values | {"programs_per_sm": programs, "num_stages": 3, "block_n": block_n,
+                                                "decode_block_n": 64, "waves": max(1, values["waves"] // 2)},
+    FUSED, st.sampled_from((1, 4)), st.sampled_from((32, 64)),
 )  # fmt: skip
 
 interpreted = settings(
@@ -76,6 +84,16 @@ def test_fused_is_right(
     batch: Batch, spec: AttentionSpec, page_size: int, values: dict[str, int | str], seed: int, packed: bool
 ):
     variant = Variant.of("fused", page_size, values)
+    assume(why_invalid(variant, spec, INTERPRETER) is None)
+    check(variant, spec, batch, seed, packed)
+
+
+@given(BATCHES, SPECS, PAGES, PERSISTENT, st.integers(0, 99), st.booleans())
+@interpreted
+def test_persistent_is_right(
+    batch: Batch, spec: AttentionSpec, page_size: int, values: dict[str, int | str], seed: int, packed: bool
+):
+    variant = Variant.of("persistent", page_size, values)
     assume(why_invalid(variant, spec, INTERPRETER) is None)
     check(variant, spec, batch, seed, packed)
 
@@ -121,13 +139,35 @@ def test_interpreted_bfloat16_is_within_twice_the_error_of_eager():
     assert (tensors.out - oracle).norm() <= 2 * (eager - oracle).norm()
 
 
+def rms_error(partials: str) -> float:
+    """The error of a hybrid batch whose keys are cut into many ranges, relative to the output."""
+    spec, batch = AttentionSpec(4, 2, 64), Batch.parse("1x12@300,2x1@400")
+    tensors = make_tensors(spec, batch, 16, "cpu", 0, needles=False)
+    launcher = make_launcher(variant_of("fused", 16).replace(partials=partials, waves=8), spec, INTERPRETER)
+    launcher.plan(batch, "cpu")
+    launcher.run(tensors)
+    oracle, _ = paged_attention(tensors, batch, spec, torch.float64)
+    return float((tensors.out - oracle).norm() / oracle.norm())
+
+
+def test_partial_results_in_bfloat16_add_less_than_half_to_the_error():
+    exact, rounded = rms_error("float32"), rms_error("bfloat16")
+    assert exact < rounded < 1.5 * exact
+
+
+def test_two_launches_are_right():
+    check(variant_of("two_launch", 48), AttentionSpec(7, 1, 64), Batch.parse("1x12@40,2x1@90,1x8@3,1x9@0"), 0)
+
+
 def variant_of(template: str, page_size: int) -> Variant:
     values: dict[str, int | str] = {"block_m": 32, "block_n": 16, "num_warps": 4, "num_stages": 2}
     if template == "unified":
         return Variant.of(template, page_size, values | {"num_segments": 2})
+    values |= {"decode_block_m": 16, "decode_block_n": 16, "kv_load": "pointer", "order": "items", "waves": 4}
+    if template == "two_launch":
+        return Variant.of(template, page_size, values | {"decode_num_warps": 2})
     return Variant.of(template, page_size, values | {
-        "decode_block_m": 16, "decode_block_n": 16, "kv_load": "pointer", "order": "items", "waves": 4,
-        "long_weight": 2,
+        "long_weight": 2, "schedule": "interleaved", "partials": "float32", "reduction": "kernel",
     })  # fmt: skip
 
 
@@ -143,18 +183,30 @@ def test_on_a_gpu(layer: tuple[int, int, int, str], page_size: int):
     assert gpu is not None
     spec, batch = AttentionSpec(*layer), Batch.parse("1x512@3000,7x1@2047,1x1@20000,3x6@700,1x100@0")
     checker = Checker(spec, batch, page_size, "cuda", packed=page_size == 128)
-    shared = {"num_warps": 4, "num_stages": 2, "order": "heads", "long_weight": 2}
+    shared = {"num_warps": 4, "num_stages": 2, "order": "heads", "long_weight": 2, "schedule": "interleaved"}
+    plain = {"partials": "float32", "reduction": "kernel"}
     variants = [
         default_variant(spec, batch, page_size),
         heuristic_variant(spec, BatchBucket.of(batch), page_size, gpu),
         variant_of("unified", page_size),
         *(
-            Variant.of("fused", page_size, shared | {
+            Variant.of("fused", page_size, shared | plain | {
                 "block_m": 64, "block_n": 64, "decode_block_m": 16, "decode_block_n": 32,
                 "kv_load": load, "waves": waves,
             })
             for load in ("pointer", "tma") for waves in (0, 4)
         ),
+        *(
+            Variant.of(template, page_size, values | {"block_m": 128, "num_warps": 8, "partials": partials,
+                                                      "reduction": "last_program"})
+            for template, values in (
+                ("fused", variant_of("fused", page_size).as_dict()),
+                ("persistent", variant_of("fused", page_size).as_dict() | {
+                    "block_n": 64, "decode_block_n": 64, "num_stages": 3, "programs_per_sm": 2}),
+            )
+            for partials in ("float32", "bfloat16")
+        ),
+        variant_of("two_launch", page_size),
     ]  # fmt: skip
     valid = [variant for variant in variants if why_invalid(variant, spec, gpu) is None]
     assert len(valid) >= 4

@@ -24,11 +24,11 @@ def test_segments_merge_to_the_softmax_over_all_of_them(num_segments: int, token
     flat = (heads, num_segments * rows)
     out = torch.full((tokens, heads * GROUP, HEAD_DIM), torch.nan, dtype=torch.float16)
     rows_per_program = 4
-    entries = [[0, rows, first, first, num_segments, rows] for first in range(0, rows, rows_per_program)]
+    entries = [[0, -1, rows, first, *[-1] * 4, first, num_segments, rows] for first in range(0, rows, rows_per_program)]
     combine_kernel[len(entries) + 1, heads](
-        torch.tensor(entries, dtype=torch.int32), torch.tensor([0, 0, len(entries)], dtype=torch.int32), out,
+        torch.tensor(entries, dtype=torch.int32), torch.tensor([0, len(entries)], dtype=torch.int32), out,
         partial_out.reshape(*flat, HEAD_DIM), maxima.reshape(flat), weights.sum(-1).reshape(flat), flat[1],
-        *out.stride()[:2], GROUP=GROUP, HEAD_DIM=HEAD_DIM, ROWS=rows_per_program, SEGMENTS=8, WIDEN=False,
+        *out.stride()[:2], GROUP=GROUP, HEAD_DIM=HEAD_DIM, ROWS=rows_per_program, PARTIALS=8, WIDEN=False,
     )  # fmt: skip
     joined = torch.softmax(scores.double().permute(0, 2, 1, 3).flatten(2) * np.log(2), -1)
     expected = joined @ values.double().flatten(1, 2)

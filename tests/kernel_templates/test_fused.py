@@ -11,6 +11,7 @@ SPEC = AttentionSpec(32, 8, 128)
 VALUES = {
     "block_m": 64, "block_n": 64, "decode_block_m": 16, "decode_block_n": 32, "num_warps": 4, "num_stages": 2,
     "kv_load": "tma", "order": "items", "waves": 1, "long_weight": 1,
+    "schedule": "long_first", "partials": "float32", "reduction": "kernel",
 }  # fmt: skip
 
 

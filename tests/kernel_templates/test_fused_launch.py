@@ -11,6 +11,7 @@ from attention_tuner.kernel_templates.variant import Variant
 VALUES = {
     "block_m": 128, "block_n": 64, "decode_block_m": 16, "decode_block_n": 32, "num_warps": 4, "num_stages": 2,
     "kv_load": "pointer", "order": "items", "long_weight": 1,
+    "schedule": "long_first", "partials": "float32", "reduction": "kernel",
 }  # fmt: skip
 BATCH = Batch.parse("1x512@16384,15x1@4000,1x1@60000")
 

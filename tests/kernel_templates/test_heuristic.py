@@ -25,7 +25,7 @@ def test_it_is_valid_everywhere(gpu: Gpu, head_dim: int, batch: str):
 def test_verification_gets_taller_tiles_than_decode():
     spec = AttentionSpec(32, 8, 128)
     rows = [
-        heuristic_variant(spec, BatchBucket.of(Batch.parse(text)), 16, TARGETS["sm_90"]).number("decode_block_m")
+        heuristic_variant(spec, BatchBucket.of(Batch.parse(text)), 16, TARGETS["sm_100"]).number("decode_block_m")
         for text in ("32x1@20000", "32x6@20000")
     ]
     assert rows == [16, 32]
@@ -43,4 +43,24 @@ def test_the_candidates_are_several_and_all_valid(batch: str):
         found = candidates(spec, bucket, page_size, TARGETS["sm_90"])
         assert len(set(found)) == len(found) >= 4
         assert all(why_invalid(variant, spec, TARGETS["sm_90"]) is None for variant in found)
-        assert {v.text("kv_load") for v in found} >= ({"tma"} if page_size == 128 else {"pointer"})
+        loads = {v.text("kv_load") for v in found if v.template == "fused"}
+        assert loads >= ({"tma"} if page_size == 128 else {"pointer"})
+
+
+def test_both_schedules_are_tried_for_hybrid_batches_only():
+    spec = AttentionSpec(32, 8, 128)
+    schedules = [
+        {v.text("schedule") for v in candidates(spec, BatchBucket.of(Batch.parse(text)), 16, TARGETS["sm_90"])}
+        for text in BATCHES
+    ]
+    assert schedules == [{"long_first", "interleaved"}, {"long_first"}, {"long_first"}, {"long_first"}]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_hopper_tries_its_own_template_first(batch: str):
+    spec, bucket = AttentionSpec(32, 8, 128), BatchBucket.of(Batch.parse(batch))
+    for page_size in (16, 48, 128):
+        templates = [v.template for v in candidates(spec, bucket, page_size, TARGETS["sm_90"])]
+        assert templates[:3] == ["gluon_hopper"] * 3
+        assert templates[-1] == "fused"
+    assert {v.template for v in candidates(spec, bucket, 16, TARGETS["sm_100"])} == {"fused"}

@@ -2,7 +2,7 @@ import pytest
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
-from attention_tuner.kernel_templates.errors import VariantError
+from attention_tuner.kernel_templates.errors import BatchError, VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.launch import Launcher, make_launcher, query_start_locs
 from attention_tuner.kernel_templates.spec import AttentionSpec
@@ -41,3 +41,19 @@ def test_a_launch_is_a_variants_own_where_its_template_knows_no_better():
 
     variant = default_variant(SPEC, Batch.parse("2x1@48"), 16)
     assert Plain(variant, SPEC, INTERPRETER).launch_key() == variant.key()
+
+
+def test_what_is_reserved_is_kept_to():
+    class Plain(Launcher):
+        def plan(self, batch: Batch, device: object) -> None:
+            self.check_reserved(batch.num_seqs, batch.num_tokens)
+
+        def run(self, tensors: object) -> None: ...
+
+    launcher = Plain(default_variant(SPEC, Batch.parse("2x1@48"), 16), SPEC, INTERPRETER)
+    launcher.plan(Batch.parse("9x99@1"), "cpu")
+    launcher.reserve(2, 9, "cpu")
+    launcher.plan(Batch.parse("1x8@1000000,1x1@0"), "cpu")
+    for text in ("3x1@1", "1x10@1"):
+        with pytest.raises(BatchError, match="up to 2 sequences and 9 query tokens, not for"):
+            launcher.plan(Batch.parse(text), "cpu")

@@ -9,23 +9,44 @@ from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import SHORT_QUERY, Batch
 from attention_tuner.kernel_templates.limits import Body
-from attention_tuner.kernel_templates.plan import WorkList, balanced_segments, cut_tiles, equal_segments, work_list
+from attention_tuner.kernel_templates.plan import (
+    WorkList,
+    balanced_by_part,
+    balanced_segments,
+    cut_tiles,
+    equal_segments,
+    work_list,
+)
 
 BATCHES = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3000)), min_size=1, max_size=12).map(
     lambda sequences: Batch(tuple(sequences))
 )
 BODIES = st.builds(Body, st.sampled_from((16, 32, 64, 128)), st.sampled_from((16, 32, 64, 128)))
+SCHEDULES = st.sampled_from(("long_first", "interleaved"))
+PARTIALS = st.sampled_from((1, 2))
+
+
+def lengths(work: WorkList) -> list[int]:
+    return (work.items[:, 5] - work.items[:, 4]).tolist()
+
+
+def of_long(work: WorkList, batch: Batch) -> list[bool]:
+    """Whether each item is of a long sequence."""
+    return [batch.sequences[seq][0] > SHORT_QUERY for seq in work.items[:, 6].tolist()]
 
 
 def covered(work: WorkList, batch: Batch, group: int, long: Body, short: Body) -> None:
     """Assert that the items of `work` cover each (sequence, row, key) that is visible exactly once."""
     seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
     starts = np.cumsum([0, *(q for q, _ in batch.sequences)])
-    for index, (q_start, context, num_rows, first_row, start, stop, seq, _) in enumerate(work.items.tolist()):
+    assert work.items.dtype == np.int32
+    assert sum(of_long(work, batch)) == work.num_long
+    for q_start, context, num_rows, first_row, start, stop, seq, _ in work.items.tolist():
         query_len, context_len = batch.sequences[seq]
         assert (q_start, context, num_rows) == (starts[seq], context_len, query_len * group)
-        assert (index < work.num_long) == (query_len > SHORT_QUERY)
-        body = long if index < work.num_long else short
+        # The kernel tells the kinds apart by this.
+        assert (num_rows > SHORT_QUERY * group) == (query_len > SHORT_QUERY)
+        body = long if query_len > SHORT_QUERY else short
         assert first_row % body.block_m == 0
         assert start % body.block_n == 0
         last_row = min(first_row + body.block_m, num_rows) - 1
@@ -42,52 +63,94 @@ def covered(work: WorkList, batch: Batch, group: int, long: Body, short: Body) -
     assert not seen
 
 
-@given(BATCHES, st.sampled_from((1, 4, 7, 71)), BODIES, BODIES, st.integers(1, 20))
+@given(BATCHES, st.sampled_from((1, 4, 7, 71)), BODIES, BODIES, st.integers(1, 20), SCHEDULES, PARTIALS)
 @settings(deadline=None)
-def test_equal_segments_cover_every_key_once(batch: Batch, group: int, long: Body, short: Body, segments: int):
-    tiles = cut_tiles(batch, group, long, short)
-    work = work_list(tiles, equal_segments(tiles, segments), 4)
-    covered(work, batch, group, long, short)
-
-
-@given(BATCHES, st.sampled_from((1, 4, 7)), BODIES, BODIES, st.floats(0.5, 300), st.sampled_from((1, 2, 4)))
-@settings(deadline=None)
-def test_balanced_segments_cover_every_key_once(
-    batch: Batch, group: int, long: Body, short: Body, num_items: float, weight: int
+def test_equal_segments_cover_every_key_once(
+    batch: Batch, group: int, long: Body, short: Body, segments: int, schedule: str, partials: int
 ):
     tiles = cut_tiles(batch, group, long, short)
-    work = work_list(tiles, balanced_segments(tiles, num_items, weight), 4)
+    work = work_list(tiles, equal_segments(tiles, segments), 4, schedule, partials)
     covered(work, batch, group, long, short)
 
 
-@given(BATCHES, BODIES, BODIES, st.integers(1, 20), st.sampled_from((4, 16)))
+@given(BATCHES, st.sampled_from((1, 4, 7)), BODIES, BODIES, st.floats(0.5, 300), st.sampled_from((1, 2, 4)), SCHEDULES)
+@settings(deadline=None)
+def test_balanced_segments_cover_every_key_once_and_none_is_longer_than_its_share(
+    batch: Batch, group: int, long: Body, short: Body, num_items: float, weight: int, schedule: str
+):
+    tiles = cut_tiles(batch, group, long, short)
+    work = work_list(tiles, balanced_segments(tiles, num_items, weight), 4, schedule)
+    covered(work, batch, group, long, short)
+    share = (tiles.stop * np.where(tiles.is_long, weight, 1.0)).sum() / num_items
+    for length, is_long in zip(lengths(work), of_long(work, batch), strict=True):
+        body = long if is_long else short
+        assert length <= share / (weight if is_long else 1) + body.block_n
+
+
+@given(BATCHES, BODIES, BODIES, st.integers(1, 20), PARTIALS)
+@settings(deadline=None)
+def test_the_schedules_are_orders_of_the_same_items(
+    batch: Batch, long: Body, short: Body, segments: int, partials: int
+):
+    tiles = cut_tiles(batch, 4, long, short)
+    first, mixed = (
+        work_list(tiles, equal_segments(tiles, segments), 4, schedule, partials)
+        for schedule in ("long_first", "interleaved")
+    )
+    for work in (first, mixed):
+        # Of each kind, the most keys come first.
+        for kind in (True, False):
+            of_kind = [n for n, is_long in zip(lengths(work), of_long(work, batch), strict=True) if is_long is kind]
+            assert of_kind == sorted(of_kind, reverse=True)
+    rows = [sorted(map(tuple, np.hstack((work.items, work.merges)).tolist())) for work in (first, mixed)]
+    assert rows[0] == rows[1]
+    assert first.entries.tolist() == mixed.entries.tolist()
+    assert of_long(first, batch) == sorted(of_long(first, batch), reverse=True)
+    # Any beginning of the list has its share of both kinds.
+    for count in range(1, len(mixed.items) + 1):
+        share = count * mixed.num_long / len(mixed.items)
+        assert abs(sum(of_long(mixed, batch)[:count]) - share) <= 1
+
+
+@given(BATCHES, BODIES, BODIES, st.integers(1, 20), st.sampled_from((0, 4, 16)), SCHEDULES, PARTIALS)
 @settings(deadline=None)
 def test_partial_results_do_not_overlap_and_all_are_merged(
-    batch: Batch, long: Body, short: Body, segments: int, combine_rows: int
+    batch: Batch, long: Body, short: Body, segments: int, combine_rows: int, schedule: str, partials: int
 ):
     group = 4
     tiles = cut_tiles(batch, group, long, short)
-    work = work_list(tiles, equal_segments(tiles, segments), combine_rows)
+    work = work_list(tiles, equal_segments(tiles, segments), combine_rows, schedule, partials)
     written: dict[int, tuple[int, int]] = {}
-    for index, (_, _, num_rows, first_row, _, _, seq, slot) in enumerate(work.items.tolist()):
-        body = long if index < work.num_long else short
+    merged: list[int] = []
+    to_merge: set[tuple[int, ...]] = set()
+    for item, merge, is_long in zip(work.items.tolist(), work.merges.tolist(), of_long(work, batch), strict=True):
+        _, _, num_rows, first_row, _, _, seq, slot = item
+        rows = min((long if is_long else short).block_m, num_rows - first_row)
+        # Those that are neither cut nor of several partial results write the output.
+        assert slot >= 0 or (partials == 1 or is_long)
+        for part in range((1 if is_long else partials) if slot >= 0 else 0):
+            for row in range(rows):
+                assert slot + part * rows + row not in written
+                written[slot + part * rows + row] = (seq, first_row + row)
         if slot >= 0:
-            for row in range(first_row, min(first_row + body.block_m, num_rows)):
-                assert slot + row - first_row not in written
-                written[slot + row - first_row] = (seq, row)
+            to_merge.add((item[0], num_rows, first_row, *merge, rows, seq))
     assert sorted(written) == list(range(work.partial_rows))
-    merged: set[int] = set()
-    starts = np.cumsum([0, *(q for q, _ in batch.sequences)]).tolist()
-    for q_start, num_rows, first_row, slot, num_segments, stride in work.entries.tolist():
-        seq = starts.index(q_start)
-        body = long if batch.sequences[seq][0] > SHORT_QUERY else short
-        tile_end = min((first_row // body.block_m + 1) * body.block_m, num_rows)
-        for row in range(first_row, min(first_row + combine_rows, tile_end)):
-            for segment in range(num_segments):
-                place = slot + row - first_row + segment * stride
+    if combine_rows:
+        starts = np.cumsum([0, *(q for q, _ in batch.sequences)]).tolist()
+        columns = work.entries[:, [0, 2, 3, 8, 9, 10]].tolist()
+        entries = [(*entry, starts.index(entry[0])) for entry in columns]
+    else:
+        assert len(work.entries) == 0
+        entries = sorted(to_merge)
+    for _, num_rows, first_row, slot, num_partials, stride, seq in entries:
+        block_m = (long if batch.sequences[seq][0] > SHORT_QUERY else short).block_m
+        tile_end = min((first_row // block_m + 1) * block_m, num_rows)
+        for row in range(first_row, min(first_row + (combine_rows or block_m), tile_end)):
+            for part in range(num_partials):
+                place = slot + row - first_row + part * stride
                 assert written[place] == (seq, row)
-                merged.add(place)
-    assert merged == set(written)
+                merged.append(place)
+    assert sorted(merged) == sorted(written)
 
 
 def test_balanced_items_cost_about_the_same_and_are_about_as_many_as_asked():
@@ -95,13 +158,32 @@ def test_balanced_items_cost_about_the_same_and_are_about_as_many_as_asked():
     long, short = Body(128, 128), Body(16, 32)
     tiles = cut_tiles(batch, 4, long, short)
     work = work_list(tiles, balanced_segments(tiles, 400, 2), 4)
-    lengths = (work.items[:, 5] - work.items[:, 4]).astype(float)
-    lengths[: work.num_long] *= 2
-    assert 400 <= len(lengths) <= 400 + len(tiles.seq)
+    costs = np.array(lengths(work)) * np.where(of_long(work, batch), 2.0, 1.0)
+    assert 400 <= len(costs) <= 400 + len(tiles.rows)
     target = (tiles.stop * np.where(tiles.is_long, 2, 1)).sum() / 400
-    assert lengths.max() <= target + 2 * 128
-    assert np.all(np.diff(lengths[: work.num_long]) <= 0)
-    assert np.all(np.diff(lengths[work.num_long :]) <= 0)
+    assert costs.max() <= target + 2 * 128
+
+
+@given(BATCHES, BODIES, BODIES, st.floats(1, 200))
+@settings(deadline=None)
+def test_there_are_no_more_items_than_asked_for_where_that_is_the_most(
+    batch: Batch, long: Body, short: Body, num_items: float
+):
+    tiles = cut_tiles(batch, 4, long, short)
+    work = work_list(tiles, balanced_segments(tiles, num_items, 2, is_most=True), 4)
+    assert len(work.items) <= num_items or num_items < len(tiles.rows)
+
+
+@given(BATCHES, st.floats(1, 200))
+@settings(deadline=None)
+def test_each_part_alone_is_balanced_into_so_many_items(batch: Batch, num_items: float):
+    tiles = cut_tiles(batch, 4, Body(64, 16), Body(16, 16))
+    segments = balanced_by_part(tiles, num_items)
+    for part in (tiles.is_long, ~tiles.is_long):
+        stop = tiles.stop[part]
+        if len(stop):
+            asked = np.ceil(stop * (num_items / stop.sum()))
+            assert np.abs(segments[part] - np.minimum(asked, tiles.key_tiles[part])).max() <= 1
 
 
 @pytest.mark.parametrize("num_segments", [1, 3])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.launch import Launcher, make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
@@ -33,7 +34,8 @@ def test_a_launcher_planned_for_one_batch_serves_another_after_planning_again():
 
 SPLIT = Variant.of("unified", 16, VALUES | {"num_segments": 4})
 GRID_BY_HEADS = VALUES | {"decode_block_m": 16, "decode_block_n": 16, "kv_load": "pointer", "order": "heads",
-                          "waves": 8, "long_weight": 1}  # fmt: skip
+                          "waves": 8, "long_weight": 1,
+                          "schedule": "long_first", "partials": "float32", "reduction": "kernel"}  # fmt: skip
 
 
 @pytest.mark.parametrize("variant", [SPLIT, Variant.of("fused", 16, GRID_BY_HEADS)])
@@ -119,3 +121,48 @@ def test_the_key_is_of_what_was_planned_last_and_not_of_what_was_there_before():
     assert launcher.launch_key() != before
     launcher.plan(Batch.parse("3x1@100"), "cpu")
     assert launcher.launch_key() == before
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_last_program_of_a_tile_merges_and_which_it_is_makes_no_difference(seed: int):
+    variant = Variant.of("fused", 16, GRID_BY_HEADS | {"block_m": 32, "reduction": "last_program"})
+    launcher = make_launcher(variant, SPEC, INTERPRETER)
+    batch = Batch.parse("1x20@90,2x1@150")
+    checker = Checker(SPEC, batch, 16, "cpu")
+    grids = launched_grids(launcher)
+    assert checker.check(launcher).passed
+    assert len(grids) == 1
+    expected = checker.tensors.out.clone()
+    # The interpreter runs programs in the order of the grid, so that another order of items has other last ones.
+    order = torch.randperm(launcher._num_items, generator=torch.Generator().manual_seed(seed))  # pyright: ignore
+    for rows in (launcher._items, launcher._merges):  # pyright: ignore
+        rows[: len(order)] = rows[order].clone()
+    checker.tensors.out.fill_(torch.nan)
+    launcher.run(checker.tensors)
+    assert torch.equal(checker.tensors.out, expected)
+    assert not launcher._counters.any()  # pyright: ignore
+
+
+def test_both_reductions_of_short_sequences_give_the_same_bits():
+    checker = Checker(SPEC, Batch.parse("3x1@150"), 16, "cpu")
+    outputs: list[torch.Tensor] = []
+    for reduction in ("kernel", "last_program"):
+        launcher = make_launcher(Variant.of("fused", 16, GRID_BY_HEADS | {"reduction": reduction}), SPEC, INTERPRETER)
+        assert checker.check(launcher).passed
+        outputs.append(checker.tensors.out.clone())
+    assert torch.equal(*outputs)
+
+
+def test_a_reserved_launcher_keeps_its_grid_and_its_addresses_and_says_what_is_too_large():
+    launcher = make_launcher(SPLIT, SPEC, INTERPRETER)
+    launcher.reserve(3, 20, "cpu")
+    grids = launched_grids(launcher)
+    places: set[tuple[int, ...]] = set()
+    for text in ("3x1@70", "1x20@50", "2x8@9,1x1@300"):
+        assert Checker(SPEC, Batch.parse(text), 16, "cpu").check(launcher).passed
+        buffers = (launcher._upload.buffer, *launcher.workspaces())  # pyright: ignore
+        places.add(tuple(tensor.data_ptr() for tensor in buffers))
+    assert len(places) == 1
+    assert grids[:2] == grids[2:4] == grids[4:]
+    with pytest.raises(BatchError, match="up to 3 sequences and 20 query tokens"):
+        launcher.plan(Batch.parse("1x21@0"), "cpu")

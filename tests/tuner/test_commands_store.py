@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_samples import BATCH, H100, SPEC, Lines, config, database
 
-from attention_tuner.db import Setting, Store, TrialRecord, load_table
+from attention_tuner.db import Setting, Store, TrialRecord, export_json, import_json, load_table
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Wrong
@@ -43,7 +45,22 @@ def test_show_lists_all_configs_or_those_of_a_gpu_or_a_layer(lines: Lines, path:
 def test_lookup_answers_from_the_database_for_a_gpu_that_is_not_here(lines: Lines, path: str) -> None:
     assert lines.run("lookup", *LAYER, "--batch", str(BATCH), "--gpu", "NVIDIA H100", "--db", path) == 0
     assert lines.out.splitlines()[0] == config().variant.key()
-    assert "source exact" in lines.out
+    assert "source exact: in your database" in lines.out
+
+
+def test_lookup_answers_from_what_ships_where_there_is_no_database(
+    lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "none.db"))
+    # By its full name: the folder's attribute `lookup` is the function.
+    monkeypatch.setattr(importlib.import_module("attention_tuner.db.lookup"), "SHIPPED", tmp_path)
+    export_json([config(H100)], tmp_path / "NVIDIA_H100.json")
+    asked = ("lookup", *LAYER, "--batch", str(BATCH), "--gpu", "NVIDIA H100")
+    assert lines.run(*asked) == 0
+    assert "source exact: shipped, tuned on" in lines.out
+    assert lines.run(*asked, "--json") == 0
+    assert [answer["origin"] for answer in documents(lines, "answers")] == ["shipped"]
+    assert not (tmp_path / "none.db").exists()
 
 
 def test_lookup_says_each_source(lines: Lines, path: str) -> None:
@@ -76,7 +93,7 @@ def test_an_export_imports_to_the_same_answers(lines: Lines, path: str, tmp_path
 def test_an_export_can_be_of_one_gpu(lines: Lines, path: str, tmp_path: Path) -> None:
     exported = tmp_path / "out.json"
     assert lines.run("export", str(exported), "--gpu", "NVIDIA H100", "--db", path, "--json") == 0
-    assert json.loads(lines.out) == {"file": str(exported), "configs": 1, "provisional": 0}
+    assert json.loads(lines.out) == {"file": str(exported), "configs": 1, "kept": 0, "provisional": 0}
 
 
 def test_an_export_says_what_passed_the_quick_check_only(lines: Lines, tmp_path: Path) -> None:
@@ -87,6 +104,39 @@ def test_an_export_says_what_passed_the_quick_check_only(lines: Lines, tmp_path:
     assert "1 of them" in lines.err
     (group,) = json.loads(exported.read_text())["groups"]
     assert sorted(each["full_check"] for each in group["configs"]) == [False, True]
+
+
+def test_an_export_can_grow_the_one_that_is_there(lines: Lines, tmp_path: Path) -> None:
+    old, better, new = config(H100), config(H100, Batch.parse("2x1@48"), ms=1.0), config(H100, Batch.parse("2x1@99"))
+    exported = tmp_path / "out.json"
+    path = database(tmp_path, config(H100, Batch.parse("2x1@48")), new)
+    assert lines.run("export", str(exported), "--merge", "--db", path) == 0
+    assert lines.out == f"2 configs written to {exported}\n"
+    gone = replace(config(H100, Batch.parse("2x1@300")), variant=replace(old.variant, template="gone"))
+    export_json([old, better, gone], exported)
+    assert lines.run("export", str(exported), "--merge", "--db", path) == 0
+    assert lines.out == f"3 configs written to {exported}, 2 of which it held before\n"
+    assert set(import_json(exported)) == {old, better, new}
+    text = exported.read_text()
+    assert lines.run("export", str(exported), "--merge", "--db", path, "--json") == 0
+    assert json.loads(lines.out) == {"file": str(exported), "configs": 3, "kept": 2, "provisional": 0}
+    assert exported.read_text() == text
+
+
+def test_nothing_is_left_of_no_export(lines: Lines, tmp_path: Path) -> None:
+    gone = replace(config(H100), variant=replace(config(H100).variant, template="gone"))
+    exported = tmp_path / "out.json"
+    assert lines.run("export", str(exported), "--merge", "--db", database(tmp_path, gone)) == 2
+    assert "can run any more" in lines.err
+    assert not exported.exists()
+
+
+def test_an_export_does_not_grow_what_it_cannot_read(lines: Lines, path: str, tmp_path: Path) -> None:
+    exported = tmp_path / "out.json"
+    exported.write_text("{}")
+    assert lines.run("export", str(exported), "--merge", "--db", path) == 2
+    assert "no export of tuned configs" in lines.err
+    assert exported.read_text() == "{}"
 
 
 @pytest.mark.parametrize("options", [(), ("--gpu", "NVIDIA H200")])

@@ -39,11 +39,13 @@ def test_an_answer_says_its_source_and_the_config_it_is_from() -> None:
     document = as_json(documents.answer_document(SPEC, BATCH, table.lookup(SPEC, BATCH, 16, H100)))
     assert document["source"] == "exact"
     assert document["distance"] == 0
+    assert document["origin"] == "database"
     assert document["config"]["batch"] == str(BATCH)
     assert Variant.parse(document["variant"]).as_dict() == document["values"]
     other = as_json(documents.answer_document(SPEC, BATCH, ConfigTable.of([]).lookup(SPEC, BATCH, 16, H100)))
     assert other["source"] == "heuristic"
     assert other["config"] is None
+    assert other["origin"] is None
 
 
 def test_every_outcome_has_a_document() -> None:

@@ -155,6 +155,15 @@ def test_simplicity_is_in_the_order_of_the_design() -> None:
         base.replace(waves=2, block_m=16),
     ]
     assert sorted(ordered, key=simplicity) == ordered
+    split = base.replace(waves=2, schedule="long_first", partials="float32", reduction="kernel")
+    alike = [split, split.replace(schedule="interleaved"), split.replace(partials="bfloat16")]
+    assert sorted(alike, key=simplicity) == alike
+    # The last program of a tile merges: one launch, though there are more segments.
+    assert simplicity(split.replace(waves=8, reduction="last_program")) < simplicity(split)
+    two = Variant.of("two_launch", 16, {**fused, "decode_num_warps": 4, "kv_load": "pointer", "waves": 0})
+    assert simplicity(base) < simplicity(two)
+    alone = two.replace(decode_block_m=64, decode_block_n=32)
+    assert simplicity(alone)[0] == 1
     assert simplicity(SPLIT) > simplicity(DEFAULT)
     assert TIE > 0
     assert num_comparisons(9) == 36

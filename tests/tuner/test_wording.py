@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from cli_samples import BATCH, H100, SMALL_GPU, SPEC, WIDE_SPEC, config
 
+from attention_tuner.db import ConfigTable
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.outcome import Failed
@@ -58,6 +59,15 @@ def test_a_stored_config_in_a_row() -> None:
     cells = wording.config_cells(stored)
     assert cells == (str(BATCH), "16", wording.values(stored.variant), "2 ms", "2.00x", "fast", "quick")
     assert wording.config_cells(config())[-1] == "full"
+
+
+def test_an_answer_is_told_with_whose_it_is() -> None:
+    stored = config(H100)
+    tables = {"in your database": ConfigTable.of([stored]), "shipped": ConfigTable.of([], None, [stored])}
+    for whose, table in tables.items():
+        text = wording.origin(table.lookup(SPEC, BATCH, 16, H100))
+        assert text.startswith(f"{whose}, tuned on {BATCH}, 2 ms there, 2.00x over the default")
+    assert wording.origin(ConfigTable.of([]).lookup(SPEC, BATCH, 16, H100)).startswith("nothing tuned fits")
 
 
 def test_a_speed_up_is_over_the_default_or_over_what_stood_in_for_it() -> None:

@@ -1,0 +1,107 @@
+"""What takes part in a race: one kernel on one batch, and the peers that such kernels come from."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attention_tuner.kernel_templates.launch import Tensors, query_start_locs
+from attention_tuner.kernel_templates.reference import gather
+from attention_tuner.tuner.task import Task
+
+
+class MissingError(Exception):
+    """A peer's library cannot be imported, for the reason named."""
+
+
+class RefusedError(Exception):
+    """A contender cannot run a batch, for the reason named."""
+
+
+class Contender(abc.ABC):
+    """One kernel on the batch of one task.
+
+    `prepare` does, for one set of tensors, what an engine does once per step and not per layer; it is not timed and
+    comes before the set is run. `run` can be captured in a CUDA graph once it has run.
+    """
+
+    # What a stopwatch asks of a launcher: the grid is the batch's own.
+    padded = False
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.batch = task.batch
+        self.spec = task.spec
+        self.max_query = max(query_len for query_len, _ in task.batch.sequences)
+        self.max_kv = max(task.batch.kv_lens)
+        # What `prepare` made for each set of tensors, by its identity.
+        self.made: dict[int, Any] = {}
+
+    def prepare(self, tensors: Tensors) -> None:  # noqa: B027 - most need nothing
+        """Get ready to run on `tensors`."""
+
+    @abc.abstractmethod
+    def run(self, tensors: Tensors) -> Any:
+        """Launch on the current stream, into `tensors.out` or what is returned."""
+
+    def output(self, tensors: Tensors, returned: Any) -> torch.Tensor:
+        """The output [num_tokens, num_q_heads, head_dim] of a run that returned `returned`; not timed."""
+        return tensors.out
+
+    def release(self, tensors: Tensors) -> None:
+        """Forget what was made for `tensors`, which are not run again."""
+        self.made.pop(id(tensors), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where peers may be: `vllm` is the folder of an unpacked vLLM wheel, the one that holds `vllm/`."""
+
+    vllm: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A kernel of another project. `load` imports it, and returns what makes its contender for a task and the version
+    of its library; it raises `MissingError`. `given` says what it reads and what is left out of its time."""
+
+    name: str
+    given: str
+    load: Callable[[Places], Loaded]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A peer that is there."""
+
+    make: Callable[[Task], Contender]
+    version: str
+
+
+def gathered(cache: torch.Tensor, tensors: Tensors, task: Task) -> torch.Tensor:
+    """All sequences' keys or values back to back: [sum of kv_lens, num_kv_heads, head_dim], contiguous."""
+    parts = (gather(cache, tensors.block_table[i], kv_len) for i, kv_len in enumerate(task.batch.kv_lens))
+    return torch.cat(list(parts))
+
+
+def starts_of(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Where each of some lengths starts, and their sum last: [len(lengths) + 1] int32."""
+    return torch.tensor(list(itertools.accumulate(lengths, initial=0)), dtype=torch.int32, device=device)
+
+
+def query_starts(task: Task) -> torch.Tensor:
+    """`query_start_locs` as int32 on the host."""
+    return torch.tensor(query_start_locs(task.batch), dtype=torch.int32)
+
+
+def reason_of(error: BaseException) -> str:
+    """One line that says what went wrong."""
+    from attention_tuner.tuner.child import one_line
+
+    return str(error) if isinstance(error, (MissingError, RefusedError)) else one_line(error)

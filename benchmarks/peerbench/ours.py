@@ -1,0 +1,142 @@
+"""This project's own contenders: for each template, the config that a lookup or a stored trial would give."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attention_tuner.db.export import import_json
+from attention_tuner.db.lookup import load_table
+from attention_tuner.db.records import Setting
+from attention_tuner.db.store import Store
+from attention_tuner.db.table import ConfigTable
+from attention_tuner.kernel_templates.batch import BatchBucket
+from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.heuristic import candidates as guesses
+from attention_tuner.kernel_templates.launch import Launcher, Tensors
+from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Timed
+from attention_tuner.kernel_templates.sources import environment
+from attention_tuner.kernel_templates.template import why_invalid
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.builds import Builds
+from attention_tuner.tuner.cache import triton_cache
+from attention_tuner.tuner.compile import CompilePool
+from attention_tuner.tuner.task import Task
+
+from .contender import Contender
+
+# Templates that are not plain Triton: they run on one architecture only.
+NOT_PLAIN = ("gluon_hopper",)
+GRAPH = Regime("graph")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A variant that may be this project's best, and where it comes from."""
+
+    variant: Variant
+    source: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain Triton."""
+        return self.variant.template not in NOT_PLAIN
+
+
+class Ours(Contender):
+    """A variant, launched with its own launcher."""
+
+    def __init__(self, task: Task, launcher: Launcher) -> None:
+        super().__init__(task)
+        self.launcher = launcher
+
+    def run(self, tensors: Tensors) -> Any:
+        """What one layer launches."""
+        self.launcher.run(tensors)
+
+    def prepare(self, tensors: Tensors) -> None:
+        """Nothing may be left of an earlier run that could be taken for this one's."""
+        for workspace in self.launcher.workspaces():
+            workspace.fill_(torch.nan)
+
+
+class Configs:
+    """Where candidates come from: databases and exported files; the default database and what ships are always asked.
+
+    Raises `StoreError` for one that cannot be read.
+    """
+
+    def __init__(self, databases: Sequence[str] = (), exports: Sequence[Path] = ()) -> None:
+        tables = [load_table(where) for where in databases] or [load_table()]
+        configs = [config for table in tables for config in table.configs]
+        configs += [config for path in exports for config in import_json(path)]
+        self._databases = tuple(databases)
+        self._configs = tuple(dict.fromkeys(configs))
+        self.id = self._table(self._configs).id
+
+    def candidates(self, task: Task, gpu: Gpu) -> list[Candidate]:
+        """The candidates for `task`: one of each template that there is any evidence for.
+
+        Guesses stand in where there is none, and where there is none for plain Triton.
+        """
+        found: dict[str, Candidate] = {}
+        for template in dict.fromkeys(config.variant.template for config in self._configs):
+            answer = self._table(c for c in self._configs if c.variant.template == template).lookup(
+                task.spec, task.batch, task.page_size, gpu)  # fmt: skip
+            if answer.config is not None:
+                found[template] = Candidate(answer.variant, f"{answer.source}{', stale' * answer.stale}")
+        for variant in self._tried(task, gpu):
+            # A trial on this very batch says more than a config of a bucket nearby.
+            if variant.template not in found or found[variant.template].source.startswith("neighbour"):
+                found[variant.template] = Candidate(variant, "trial")
+        if not any(candidate.is_plain for candidate in found.values()):
+            guess = self._guess(task, gpu, plain=True)
+            found |= {each.template: Candidate(each, "heuristic") for each in guess}
+        if not any(candidate.source != "heuristic" for candidate in found.values()):
+            guess = self._guess(task, gpu, plain=False)
+            found |= {each.template: Candidate(each, "heuristic") for each in guess}
+        return list(found.values())
+
+    def _tried(self, task: Task, gpu: Gpu) -> Iterable[Variant]:
+        """The fastest right variant of each template among the databases' trials on this batch."""
+        best: dict[str, Timed] = {}
+        for where in self._databases:
+            with Store.open(where, create=False) as store:
+                setting = Setting(task.spec, task.batch, task.page_size, gpu, GRAPH)
+                trials = store.reusable_trials(setting, environment)
+            for outcome in (trial.outcome for trial in trials):
+                if not isinstance(outcome, Timed) or why_invalid(outcome.variant, task.spec, gpu):
+                    continue
+                known = best.get(outcome.variant.template)
+                if known is None or outcome.timing.median_ms < known.timing.median_ms:
+                    best[outcome.variant.template] = outcome
+        return [outcome.variant for outcome in best.values()]
+
+    @staticmethod
+    def _guess(task: Task, gpu: Gpu, plain: bool) -> list[Variant]:
+        found = guesses(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
+        return [variant for variant in found if not plain or variant.template not in NOT_PLAIN][:1]
+
+    @staticmethod
+    def _table(configs: Iterable[BestConfig]) -> ConfigTable:
+        return ConfigTable.of(configs, environment)
+
+
+def compile_ahead(candidates: Mapping[Task, Sequence[Candidate]], gpu: Gpu) -> None:
+    """Compile all candidates on all cores into the cache that this process then reads: the GPU need not wait for it.
+
+    What cannot be compiled fails again, and says why, when it is run.
+    """
+    os.environ["TRITON_CACHE_DIR"] = str(triton_cache())
+    with CompilePool() as pool:
+        builds = Builds(pool, gpu)
+        for task, found in candidates.items():
+            for candidate in found:
+                builds.order(task, candidate.variant)
+        while pool.pending:
+            builds.collect(1.0)

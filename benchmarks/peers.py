@@ -1,0 +1,209 @@
+"""This project beside the attention kernels of others on thirteen batches: times, ratios and the share of the floor.
+
+Every contender is checked against the oracle and timed in turns with the others, over the same tensors, in CUDA graphs
+with cold L2. What FILE holds is not measured again: a run that was stopped, or that lacked a peer, is gone on with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import record
+from peerbench import registry
+from peerbench.contender import Loaded, Peer, Places
+from peerbench.ours import Candidate, Configs, compile_ahead
+from peerbench.plot import plot
+from peerbench.race import DeviceLostError, Race
+from peerbench.results import OURS, Cell, Results
+from peerbench.table import show
+from peerbench.workloads import Workload, workloads
+
+from attention_tuner.kernel_templates.batch import minimum_traffic
+from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
+from attention_tuner.tuner.floor import floor_ms
+from attention_tuner.tuner.jobs import Rates
+from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.workbench import Workbench
+
+PAGES = (16, 128)
+SAMPLES = 7
+# The highest rates that were seen in any run on the card; a single run measures a little less.
+KNOWN_RATES = {"NVIDIA H200": Rates(4.5, 790.0)}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--out", type=Path, metavar="FILE", help="where to write the JSON, and what to go on with")
+    made.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing: show what FILE holds")
+    made.add_argument("--plot", type=Path, metavar="PNG", help="draw the results as well (needs matplotlib)")
+    made.add_argument("--pages", type=int, nargs="+", default=PAGES, metavar="SIZE")
+    made.add_argument("--batches", nargs="+", metavar="NAME", help="only these of the thirteen")
+    made.add_argument("--db", nargs="+", default=[], metavar="DB", help="tuner databases; left out, the default one")
+    made.add_argument("--configs", type=Path, nargs="+", default=[], metavar="JSON", help="exported configs as well")
+    made.add_argument("--only", nargs="+", metavar="PEER", help=f"of {', '.join(peer.name for peer in registry.PEERS)}")
+    made.add_argument("--skip", nargs="+", default=[], metavar="PEER", help="not these peers")
+    made.add_argument("--vllm", type=Path, metavar="DIR", help="an unpacked vLLM wheel: the folder that holds vllm/")
+    made.add_argument("--samples", type=int, default=SAMPLES, help="of each contender (%(default)s)")
+    made.add_argument("--rates", type=float, nargs=2, metavar=("TB/s", "TFLOP/s"), help="the floor's; else measured")
+    made.add_argument("--seconds", type=float, help="begin no further batch after so long")
+    made.add_argument("--again", action="store_true", help="measure anew what FILE holds")
+    made.add_argument("--interpreter", action="store_true", help="small batches in Triton's interpreter, to try this")
+    options = made.parse_args(arguments)
+    if (options.out is None) == (options.source is None):
+        made.error("give either --out or --from")
+    return options
+
+
+def wanted_peers(options: argparse.Namespace) -> list[Peer]:
+    """The peers that take part; the script ends where one is named that is unknown."""
+    known = {peer.name: peer for peer in registry.PEERS}
+    for name in (*(options.only or ()), *options.skip):
+        if name not in known:
+            sys.exit(f"there is no peer {name!r}; expected one of {', '.join(known)}")
+    return [peer for name, peer in known.items() if name in (options.only or known) and name not in options.skip]
+
+
+def wanted_workloads(options: argparse.Namespace) -> list[Workload]:
+    """The workloads that are measured; the script ends where one is named that is unknown."""
+    known = {workload.name: workload for workload in workloads(options.interpreter)}
+    for name in options.batches or ():
+        if name not in known:
+            sys.exit(f"there is no batch {name!r}; expected one of {', '.join(known)}")
+    return [workload for name, workload in known.items() if name in (options.batches or known)]
+
+
+def rates_of(gpu: Gpu, given: Sequence[float] | None) -> tuple[Rates, str]:
+    """The rates that the floor is reckoned with, and where they come from."""
+    if given:
+        return Rates(*given), "given"
+    if gpu.name in KNOWN_RATES:
+        return KNOWN_RATES[gpu.name], "the highest seen on this card"
+    if gpu.is_interpreter:
+        return Rates(1.0, 1.0), "made up: nothing limits an interpreter"
+    from attention_tuner.tuner.rates import measure_rates
+
+    return Rates(*measure_rates()), "measured: a sum and a matrix product"
+
+
+def new_cell(workload: Workload, page_size: int, rates: Rates) -> Cell:
+    """The cell of a workload and page size, with no entries."""
+    read_bytes, flops = minimum_traffic(workload.spec, workload.batch)
+    return Cell(workload.name, workload.kind, page_size, workload.spec.key(), str(workload.batch),
+                floor_ms(workload.spec, workload.batch, rates), read_bytes, flops)  # fmt: skip
+
+
+def measure(race: Race, cell: Cell, task: Task, candidates: Sequence[Candidate], loaded: Mapping[str, Loaded],
+            results: Results) -> None:  # fmt: skip
+    """Race this project's candidates and the peers of `loaded` on `task`; `cell` gets the entries whatever happens."""
+    try:
+        for candidate in candidates:
+            results.at(cell, f"{OURS}{candidate.variant.template}")
+            race.enter_ours(candidate)
+        race.zero_unused()
+        for name, peer in loaded.items():
+            results.at(cell, name)
+            race.enter(name, lambda peer=peer: peer.make(task))
+        results.at(cell, "")
+        race.time(results.document["runs"][-1]["samples"])
+    finally:
+        results.at(cell, "")
+        cell.add(entry for entry in race.entries.values() if entry.samples_ms or entry.state != "timed")
+
+
+def run(options: argparse.Namespace) -> Results:
+    """Measure what is wanted and not yet there."""
+    gpu = INTERPRETER if options.interpreter else record.machine(False)
+    peers, todo = wanted_peers(options), wanted_workloads(options)
+    configs = Configs(options.db, options.configs)
+    if options.again:
+        options.out.unlink(missing_ok=True)
+    results = Results(options.out)
+    results.begin({**record.record(), "configs": configs.id, "samples": options.samples})
+    found = registry.load(peers, Places(options.vllm))
+    loaded = {name: each for name, each in found.items() if isinstance(each, Loaded)}
+    for peer in peers:
+        facts, known = facts_of(peer, found[peer.name]), results.document["peers"].get(peer.name)
+        # What was measured stays measured, though the peer may be missing now.
+        if not known or facts["missing"] is None or known["missing"] is not None:
+            results.document["peers"][peer.name] = facts
+    rates, origin = rates_of(gpu, options.rates)
+    results.document["rates"] = {"read_tb_per_s": rates.read_tb_per_s, "matmul_tflops": rates.matmul_tflops,
+                                 "origin": origin}  # fmt: skip
+    work = [(results.cell(new_cell(workload, page_size, rates)), Task(workload.spec, workload.batch, page_size))
+            for workload in todo for page_size in options.pages]  # fmt: skip
+    work = [(cell, task) for cell, task in work if cell.missing([*loaded, OURS])]
+    candidates = {task: configs.candidates(task, gpu) for _, task in work}
+    start = time.monotonic()
+    if not gpu.is_interpreter:
+        compile_ahead(candidates, gpu)
+        print(f"compiled ahead in {time.monotonic() - start:.1f} s", file=sys.stderr)
+    for cell, task in work:
+        began = time.monotonic()
+        if options.seconds and began - start > options.seconds:
+            print(f"stopped after {options.seconds:g} s; the same command goes on", file=sys.stderr)
+            break
+        # A process that dies leaves word of the contender at work, for the cell that the file names.
+        results.write()
+        try:
+            race = Race(Workbench(task, gpu), results.run)
+            names = cell.missing(loaded)
+            measure(race, cell, task, candidates[task], {name: loaded[name] for name in names}, results)
+        finally:
+            race = None
+            results.write()
+        print(f"{cell.workload} page {cell.page_size}: {time.monotonic() - began:.1f} s", file=sys.stderr)
+        free(gpu)
+    results.write()
+    return results
+
+
+def facts_of(peer: Peer, found: Loaded | str) -> dict[str, Any]:
+    """What the file says of a peer."""
+    is_there = isinstance(found, Loaded)
+    return {"given": peer.given, "version": found.version if is_there else None, "missing": None if is_there else found}
+
+
+def free(gpu: Gpu) -> None:
+    """Give a workload's memory back before the next one's is taken."""
+    gc.collect()
+    if not gpu.is_interpreter:
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def stop(signum: int, frame: FrameType | None) -> NoReturn:
+    """End as after an error, so that nobody is blamed for it."""
+    sys.exit(128 + signum)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure or read, then print the tables and draw."""
+    signal.signal(signal.SIGTERM, stop)
+    lost = ""
+    try:
+        results = Results(options.source) if options.source else run(options)
+    except DeviceLostError as error:
+        # What there is was written; the next process goes on without the contender to blame.
+        lost, results = str(error), Results(options.out)
+    show(results)
+    if options.plot:
+        try:
+            plot(results, options.plot)
+        except ImportError as error:
+            print(f"no plot: {error}; `--from` and `--plot` draw it elsewhere", file=sys.stderr)
+    if lost:
+        sys.exit(f"{lost}; the same command goes on without it")
+
+
+if __name__ == "__main__":
+    main(parse())

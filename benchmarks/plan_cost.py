@@ -1,0 +1,115 @@
+"""What planning costs the host: each template's plan of decode and hybrid batches of 1 to 4096 sequences.
+
+Every plan is of a batch that was not planned before, in room that was reserved, as in an engine, and includes the copy
+to the device's buffer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import record
+
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
+from attention_tuner.kernel_templates.launch import Launcher, make_launcher
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import templates, why_invalid
+from attention_tuner.kernel_templates.variant import Value, Variant
+
+SPEC = AttentionSpec(32, 8, 128)
+SIZES = (1, 4, 16, 64, 256, 1024, 4096)
+# Where a template has them, of what its dimensions choose; the first choice for the others.
+VALUES: dict[str, Value] = {
+    "block_m": 64, "block_n": 64, "decode_block_m": 16, "decode_block_n": 64, "num_warps": 4, "decode_num_warps": 4,
+    "num_stages": 3, "num_segments": 4, "waves": 4, "long_weight": 2,
+}  # fmt: skip
+
+
+def decode(size: int, draw: random.Random) -> Batch:
+    """Sequences of about 1,024 keys, one query token each."""
+    return Batch(tuple((1, draw.randint(960, 1088)) for _ in range(size)))
+
+
+def hybrid(size: int, draw: random.Random) -> Batch:
+    """The same, but a chunk of 512 tokens in place of the first."""
+    return Batch(((512, 3584 + draw.randint(0, 64)), *decode(size, draw).sequences[1:]))
+
+
+def split_hybrid(size: int, draw: random.Random) -> Batch:
+    """The same with a context that is cut into ranges, whose partial results are merged."""
+    return Batch(((512, 32768 + draw.randint(0, 64)), *decode(size, draw).sequences[1:]))
+
+
+BATCHES: dict[str, Callable[[int, random.Random], Batch]] = {
+    "decode": decode, "hybrid": hybrid, "split hybrid": split_hybrid,
+}  # fmt: skip
+
+
+def launcher(template: str, gpu: Gpu, batch: Batch) -> Launcher | None:
+    """The launcher of one variant of `template`; None where it cannot run."""
+    record_of = templates()[template]
+    values = {d.name: VALUES[d.name] if VALUES.get(d.name) in d.choices else d.choices[0]
+              for d in record_of.dimensions}  # fmt: skip
+    variant = record_of.settle(Variant.of(template, 16, values), BatchBucket.of(batch))
+    return make_launcher(variant, SPEC, gpu) if why_invalid(variant, SPEC, gpu) is None else None
+
+
+def plan_us(made: Launcher, batches: Sequence[Batch], device: str) -> list[float]:
+    """The microseconds of the host for each plan but the first ones."""
+    made.reserve(max(b.num_seqs for b in batches), max(b.num_tokens for b in batches), device)
+    times: list[float] = []
+    for batch in batches:
+        start = time.perf_counter()
+        made.plan(batch, device)
+        times.append((time.perf_counter() - start) * 1e6)
+    return times[len(times) // 10 :]
+
+
+def measure(names: Sequence[str], sizes: Sequence[int], repeats: int, gpu: Gpu, device: str) -> list[dict[str, object]]:
+    """A row for each batch, size and template: quartiles over `repeats` plans."""
+    rows: list[dict[str, object]] = []
+    for kind, make in BATCHES.items():
+        for size in sizes:
+            draw = random.Random(size)
+            batches = [make(size, draw) for _ in range(repeats)]
+            for name in names:
+                made = launcher(name, gpu, batches[0])
+                if made is not None:
+                    low, median, high = statistics.quantiles(plan_us(made, batches, device), n=4)
+                    rows.append({"batch": kind, "sequences": size, "template": name, "median_us": median,
+                                 "quartiles_us": [low, high]})  # fmt: skip
+    return rows
+
+
+def table(rows: Sequence[dict[str, object]], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """The medians: a line for each batch and size, a column for each template."""
+    cells = {(row["batch"], row["sequences"], row["template"]): f"{row['median_us']:.0f}" for row in rows}
+    lines = list(dict.fromkeys((row["batch"], row["sequences"]) for row in rows))
+    return ["batch", "sequences", *names], [
+        [str(kind), str(size), *(cells.get((kind, size, name), "-") for name in names)] for kind, size in lines
+    ]
+
+
+def main() -> None:
+    parser = record.parser(__doc__)
+    parser.add_argument("--sequences", type=int, nargs="+", default=list(SIZES), metavar="N")
+    parser.add_argument("--templates", nargs="+", default=list(templates()), metavar="NAME")
+    parser.add_argument("--repeats", type=int, default=400, help="plans of each batch, size and template")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the plan is copied to")
+    options: argparse.Namespace = parser.parse_args()
+    # Without a GPU, the plan is made for one of the H200's size.
+    gpu = record.machine(interpreter=False) if options.device == "cuda" else TARGETS["sm_90"]
+    rows = measure(options.templates, options.sequences, options.repeats, gpu, options.device)
+    record.write(options.out, {"device": options.device, "gpu": gpu.name, "spec": SPEC.key(),
+                               "repeats": options.repeats, "rows": rows})  # fmt: skip
+    print("microseconds of the host for a plan, median")
+    record.print_table(*table(rows, options.templates))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+"""The attention kernel for Hopper, warp-specialised: one warp loads, two warpgroups of 64 rows compute.
+
+K and V tiles go through a ring of stages in shared memory; each stage has a barrier that says it is full and one that
+says it is empty. Of a long sequence each consumer computes its half of the rows, and overlaps the softmax of one tile
+with the products of the next (FlashAttention-3, arXiv:2407.08608). Of a short one, whose rows fit in one half, the
+consumers take the key tiles in turn and write a partial result each. A program computes unit after unit, a unit being
+an item of the work list for one KV head; the ring runs on across them, so that the next unit's keys are on their way
+while the last one is finished.
+"""
+
+# pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .batch import SHORT_QUERY
+from .gluon_compat import copy_to_shared, load_to_shared
+from .plan import ITEM_FIELDS
+
+ITEM: gl.constexpr = gl.constexpr(ITEM_FIELDS)
+SHORT_TOKENS: gl.constexpr = gl.constexpr(SHORT_QUERY)
+# Rows of one consumer: what one warpgroup product takes.
+ROWS: gl.constexpr = gl.constexpr(64)
+# Registers that three warpgroups have together for each thread of one: what loads gets what two that compute leave.
+REGISTERS_OF_ALL: gl.constexpr = gl.constexpr(504)
+# Finite, so that a row that sees no key of an item has weight 0 and not NaN.
+LOWEST: gl.constexpr = gl.constexpr(-1.0e30)
+
+
+@gluon.jit
+def unit_of(index, items, num_items, num_heads, HEADS_FIRST: gl.constexpr):
+    """The item and the KV head of a unit."""
+    if HEADS_FIRST:
+        kv_head = index % num_heads
+        item = index // num_heads
+    else:
+        kv_head = index // num_items
+        item = index % num_items
+    return items + item * ITEM, kv_head
+
+
+@gluon.jit
+def rounds_of(num_units):
+    """How many units this program computes."""
+    full = num_units // gl.num_programs(0)
+    return full + gl.where(unit_index(full) < num_units, 1, 0)
+
+
+@gluon.jit
+def unit_index(round):
+    """The unit of a round. Every second round is dealt in reverse: units come longest first."""
+    programs = gl.num_programs(0)
+    return round * programs + gl.where(round % 2 == 0, gl.program_id(0), programs - 1 - gl.program_id(0))
+
+
+@gluon.jit
+def tile_rows(pages, first, stop, rows_per_page, row_base, BLOCK_N: gl.constexpr, PAGE_SIZE: gl.constexpr,
+              CHUNK: gl.constexpr):  # fmt: skip
+    """The rows of the cache where each run of CHUNK of BLOCK_N keys starts; keys before 0 are not looked up."""
+    rows = ()
+    for run in gl.static_range(BLOCK_N // CHUNK):
+        key = first + run * CHUNK
+        page = gl.load(pages + key // PAGE_SIZE, mask=(key >= 0) & (key < stop), other=0)
+        rows = rows + (page * rows_per_page + row_base + key % PAGE_SIZE,)  # noqa: RUF005
+    return rows
+
+
+@gluon.jit
+def load_tile(desc, rows, column, full, tile, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, CHUNK: gl.constexpr):
+    """Start loading a tile by runs of CHUNK keys, each of which lies in one page."""
+    mbarrier.expect(full, BLOCK_N * HEAD_DIM * 2)
+    for run in gl.static_range(BLOCK_N // CHUNK):
+        load_to_shared(desc, [rows[run], column], full, tile.slice(run * CHUNK, CHUNK))
+
+
+@gluon.jit
+def produce(
+    items, num_items, num_heads, k_desc, v_desc, block_table, stride_table, rows_per_page, rows_per_head,
+    columns_per_head, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, CHUNK: gl.constexpr,
+    STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr,
+):  # fmt: skip
+    """Load the key tiles of each unit, last first, so that the masked ones come first."""
+    count = 0
+    for round in range(rounds_of(num_items * num_heads)):
+        item, kv_head = unit_of(unit_index(round), items, num_items, num_heads, HEADS_FIRST)
+        start = gl.load(item + 4)
+        stop = gl.load(item + 5)
+        num_tiles = (stop - start + BLOCK_N - 1) // BLOCK_N
+        pages = block_table + gl.load(item + 6).to(gl.int64) * stride_table
+        row_base = kv_head * rows_per_head
+        column = kv_head * columns_per_head
+        first = start + (num_tiles - 1) * BLOCK_N
+        # A tile's pages are looked up before the wait for its stage, so that the one hides the other.
+        rows = tile_rows(pages, first, stop, rows_per_page, row_base, BLOCK_N, PAGE_SIZE, CHUNK)
+        for _ in range(num_tiles):
+            stage = count % STAGES
+            phase = (count // STAGES) & 1
+            mbarrier.wait(k_empty.index(stage), phase ^ 1)
+            load_tile(k_desc, rows, column, k_full.index(stage), k_ring.index(stage), BLOCK_N, HEAD_DIM, CHUNK)
+            first -= BLOCK_N
+            next_rows = tile_rows(pages, first, stop, rows_per_page, row_base, BLOCK_N, PAGE_SIZE, CHUNK)
+            mbarrier.wait(v_empty.index(stage), phase ^ 1)
+            load_tile(v_desc, rows, column, v_full.index(stage), v_ring.index(stage), BLOCK_N, HEAD_DIM, CHUNK)
+            rows = next_rows
+            count += 1
+
+
+@gluon.jit
+def mask(scores, first, position, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
+    """The scores of keys from `first` on, minus infinity where a row must not see the key."""
+    key = first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
+    return gl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+
+
+@gluon.jit
+def softmax(scores, row_max, row_sum, qk_scale):
+    """The probabilities, the new maximum and sum of each row, and what the accumulator shrinks by."""
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * qk_scale)
+    shrink = gl.exp2(row_max - new_max)
+    p = gl.exp2(scores * qk_scale - new_max[:, None])
+    return p, new_max, row_sum * shrink + gl.sum(p, 1), shrink
+
+
+@gluon.jit
+def clear_unwritten(v_tile, num_written, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Zero the values of slots that were never written: a probability of 0 does not cancel a NaN."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    key = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, layout))
+    v = v_tile.load(layout)
+    v_tile.store(gl.where((key < num_written)[:, None], v, 0.0).to(v.dtype))
+    fence_async_shared()
+
+
+@gluon.jit
+def pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES: gl.constexpr):
+    """Let a tile go by that the other consumer uses: who skipped its barriers would mistake a later phase for it."""
+    stage = count % STAGES
+    phase = (count // STAGES) & 1
+    mbarrier.wait(k_full.index(stage), phase)
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    mbarrier.wait(v_full.index(stage), phase)
+    mbarrier.arrive(v_empty.index(stage), count=1)
+
+
+@gluon.jit
+def copy_q(
+    q, q_tile, item, kv_head, stride_q_token, stride_q_head,
+    WARPGROUP: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+):  # fmt: skip
+    """Start copying this consumer's rows of a unit to shared memory."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    q_start = gl.load(item)
+    num_rows = gl.load(item + 2)
+    first_row = gl.load(item + 3) + gl.where(num_rows <= SHORT_TOKENS * GROUP, 0, WARPGROUP * ROWS)
+    row = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))
+    offset = (q_start + row // GROUP).to(gl.int64) * stride_q_token + (kv_head * GROUP + row % GROUP) * stride_q_head
+    copy_to_shared(q_tile, q + offset[:, None] + dims[None, :], mask=(row < num_rows)[:, None])
+    async_copy.commit_group()
+
+
+@gluon.constexpr_function
+def product_layout(columns):
+    """How a warpgroup holds a product of 64 rows."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.jit
+def attend_short(
+    state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
+    position, qk_scale,
+    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fold every second tile, from tile WARPGROUP on, into `state` (accumulator, row maximum, row sum).
+
+    The other consumer's products run during this one's softmax. `count` tiles went through the ring before.
+    """
+    score_layout: gl.constexpr = product_layout(BLOCK_N)
+    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
+    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
+    acc, row_max, row_sum = state
+    if WARPGROUP == 1:
+        pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES)
+    for j in range(WARPGROUP, num_tiles, 2):
+        stage = (count + j) % STAGES
+        phase = ((count + j) // STAGES) & 1
+        mbarrier.wait(k_full.index(stage), phase)
+        scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        if j < num_masked:
+            scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
+        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale)
+        p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+        mbarrier.wait(v_full.index(stage), phase)
+        if (j == 0) & (unwritten > 0):
+            clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
+        next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[next_acc])
+        mbarrier.arrive(v_empty.index(stage), count=1)
+        if j + 1 < num_tiles:
+            pass_tile(count + j + 1, k_full, k_empty, v_full, v_empty, STAGES)
+    return acc, row_max, row_sum
+
+
+@gluon.jit
+def attend_long(
+    state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
+    position, qk_scale,
+    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fold every tile into `state`; the softmax of one runs during the products of its scores' successor."""
+    score_layout: gl.constexpr = product_layout(BLOCK_N)
+    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
+    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
+    acc, row_max, row_sum = state
+    stage = count % STAGES
+    phase = (count // STAGES) & 1
+    mbarrier.wait(k_full.index(stage), phase)
+    scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    scores = mask(scores, top, position, BLOCK_N, score_layout)
+    p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale)
+    p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+    if unwritten > 0:
+        mbarrier.wait(v_full.index(stage), phase)
+        # Both consumers write the same zeros.
+        clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
+    for j in range(1, num_tiles):
+        last_stage = stage
+        last_phase = phase
+        stage = (count + j) % STAGES
+        phase = ((count + j) // STAGES) & 1
+        mbarrier.wait(k_full.index(stage), phase)
+        next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        mbarrier.wait(v_full.index(last_stage), last_phase)
+        next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
+        scores = warpgroup_mma_wait(1, deps=[next_scores])
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        if j < num_masked:
+            scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
+        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale)
+        acc = warpgroup_mma_wait(0, deps=[next_acc])
+        mbarrier.arrive(v_empty.index(last_stage), count=1)
+        p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+    mbarrier.wait(v_full.index(stage), phase)
+    next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[next_acc])
+    mbarrier.arrive(v_empty.index(stage), count=1)
+    return acc, row_max, row_sum
+
+
+@gluon.jit
+def write(
+    state, kv_head, q_start, first_row, num_rows, slot, skip, out, partial_out, partial_max, partial_sum, partial_rows,
+    stride_o_token, stride_o_head,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+):  # fmt: skip
+    """Write the output, or the partial results `skip` rows after `slot`."""
+    layout: gl.constexpr = product_layout(HEAD_DIM)
+    acc, row_max, row_sum = state
+    local = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    row = first_row + local
+    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))
+    valid = row < num_rows
+    row_max = gl.convert_layout(row_max, gl.SliceLayout(1, layout))
+    row_sum = gl.convert_layout(row_sum, gl.SliceLayout(1, layout))
+    if slot < 0:
+        head = kv_head * GROUP + row % GROUP
+        offset = (q_start + row // GROUP).to(gl.int64) * stride_o_token + head * stride_o_head
+        result = (acc / row_sum[:, None]).to(out.dtype.element_ty)
+        gl.store(out + offset[:, None] + dims[None, :], result, mask=valid[:, None])
+    else:
+        partial = kv_head.to(gl.int64) * partial_rows + slot + skip + local
+        narrowed = acc.to(partial_out.dtype.element_ty)
+        gl.store(partial_out + partial[:, None] * HEAD_DIM + dims[None, :], narrowed, mask=valid[:, None])
+        gl.store(partial_max + partial, row_max, mask=valid)
+        gl.store(partial_sum + partial, row_sum, mask=valid)
+
+
+@gluon.jit
+def consume(
+    items, num_items, num_heads, q, out, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+    partial_out, partial_max, partial_sum, partial_rows, qk_scale, stride_q_token, stride_q_head,
+    stride_o_token, stride_o_head,
+    WARPGROUP: gl.constexpr, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
+    STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr,
+):  # fmt: skip
+    """Compute this consumer's share of each unit: its half of the rows, or every second tile of keys."""
+    score_layout: gl.constexpr = product_layout(BLOCK_N)
+    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
+    # Tiles that went through the ring before the unit.
+    count = 0
+    num_rounds = rounds_of(num_items * num_heads)
+    if num_rounds > 0:
+        item, kv_head = unit_of(unit_index(0), items, num_items, num_heads, HEADS_FIRST)
+        copy_q(q, q_tile, item, kv_head, stride_q_token, stride_q_head, WARPGROUP, GROUP, HEAD_DIM)
+    for round in range(num_rounds):
+        item, kv_head = unit_of(unit_index(round), items, num_items, num_heads, HEADS_FIRST)
+        q_start = gl.load(item)
+        context_len = gl.load(item + 1)
+        num_rows = gl.load(item + 2)
+        first_row = gl.load(item + 3)
+        start = gl.load(item + 4)
+        stop = gl.load(item + 5)
+        slot = gl.load(item + 7)
+        num_tiles = (stop - start + BLOCK_N - 1) // BLOCK_N
+        is_short = num_rows <= SHORT_TOKENS * GROUP
+        # Of a long tile the second half of the rows follows the first, of a short one its second partial result does.
+        skip = WARPGROUP * gl.where(is_short, gl.minimum(num_rows - first_row, ROWS), ROWS)
+        first_row += gl.where(is_short, 0, WARPGROUP * ROWS)
+        position = context_len + (first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, score_layout))) // GROUP
+        # The tiles, counted from the last, that hold a key which some row must not see.
+        visible = gl.maximum(context_len + first_row // GROUP + 1 - start, 0) // BLOCK_N
+        num_masked = num_tiles - gl.minimum(visible, num_tiles)
+        unwritten = num_tiles * BLOCK_N - (stop - start)
+        top = start + (num_tiles - 1) * BLOCK_N
+        state = (
+            gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=acc_layout),
+            gl.full([ROWS], LOWEST, gl.float32, layout=gl.SliceLayout(1, score_layout)),
+            gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, score_layout)),
+        )
+        async_copy.wait_group(0)
+        fence_async_shared()
+        if is_short:
+            state = attend_short(
+                state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked,
+                unwritten, top, position, qk_scale, WARPGROUP, BLOCK_N, HEAD_DIM, STAGES,
+            )  # fmt: skip
+        else:
+            state = attend_long(
+                state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked,
+                unwritten, top, position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
+            )  # fmt: skip
+        count += num_tiles
+        # The next unit's rows are on their way while this one's results are written.
+        if round + 1 < num_rounds:
+            next_item, next_head = unit_of(unit_index(round + 1), items, num_items, num_heads, HEADS_FIRST)
+            copy_q(q, q_tile, next_item, next_head, stride_q_token, stride_q_head, WARPGROUP, GROUP, HEAD_DIM)
+        write(
+            state, kv_head, q_start, first_row, num_rows, slot, skip, out, partial_out, partial_max, partial_sum,
+            partial_rows, stride_o_token, stride_o_head, GROUP, HEAD_DIM,
+        )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["num_heads", "partial_rows", "stride_table"])
+def gluon_attention_kernel(
+    items, counts, num_heads, q, k_desc, v_desc, out, block_table, partial_out, partial_max, partial_sum, partial_rows,
+    qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head, stride_table,
+    rows_per_page, rows_per_head, columns_per_head,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, CHUNK: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, HEADS_FIRST: gl.constexpr,
+    num_warps: gl.constexpr,
+):  # fmt: skip
+    """Compute the work list of `counts[0]` items for each of the KV heads."""
+    num_items = gl.load(counts)
+    dtype: gl.constexpr = q.dtype.element_ty
+    tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
+    v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
+    q_upper = gl.allocate_shared_memory(dtype, [ROWS, HEAD_DIM], tile_layout)
+    q_lower = gl.allocate_shared_memory(dtype, [ROWS, HEAD_DIM], tile_layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(k_empty.index(stage), count=2)
+        mbarrier.init(v_empty.index(stage), count=2)
+    fence_async_shared()
+    gl.warp_specialize([
+        (consume, (items, num_items, num_heads, q, out, q_upper, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+                   partial_out, partial_max, partial_sum, partial_rows, qk_scale, stride_q_token, stride_q_head,
+                   stride_o_token, stride_o_head, 0, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST)),
+        (consume, (items, num_items, num_heads, q, out, q_lower, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+                   partial_out, partial_max, partial_sum, partial_rows, qk_scale, stride_q_token, stride_q_head,
+                   stride_o_token, stride_o_head, 1, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST)),
+        (produce, (items, num_items, num_heads, k_desc, v_desc, block_table, stride_table, rows_per_page,
+                   rows_per_head, columns_per_head, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+                   BLOCK_N, HEAD_DIM, PAGE_SIZE, CHUNK, STAGES, HEADS_FIRST)),
+    ], [4, 1], [REGISTERS, REGISTERS_OF_ALL - 2 * REGISTERS])  # fmt: skip
+    for stage in gl.static_range(STAGES):
+        mbarrier.invalidate(k_full.index(stage))
+        mbarrier.invalidate(v_full.index(stage))
+        mbarrier.invalidate(k_empty.index(stage))
+        mbarrier.invalidate(v_empty.index(stage))

@@ -1,0 +1,63 @@
+"""Template `gluon_hopper`: the work list of `fused` in a warp-specialised kernel for Hopper.
+
+Long sequences take tiles of 128 rows, short ones of 64; both read tiles of `block_n` keys through TMA.
+"""
+
+from __future__ import annotations
+
+from .fused import MERGE_DIMENSIONS, rounds_finely_enough
+from .gpu import Gpu
+from .limits import SHARED_SOURCES
+from .spec import AttentionSpec
+from .template import Constraint, Dimension, Template
+from .variant import Variant
+
+LONG_ROWS = 128
+SHORT_ROWS = 64
+# Barriers, and what the compiler adds for changes of layout.
+SPARE_BYTES = 1024
+
+
+def shared_memory_bytes(variant: Variant, spec: AttentionSpec) -> int:
+    """The shared memory in bytes that a program takes at most: a tile of q, and a ring of tiles of K and one of V."""
+    rows = LONG_ROWS + 2 * variant.number("num_stages") * variant.number("block_n")
+    return rows * spec.head_dim * spec.element_bytes + SPARE_BYTES
+
+
+def _fits(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    return shared_memory_bytes(variant, spec) <= gpu.shared_memory_bytes
+
+
+def _fits_registers(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    # Of a warpgroup's 64 rows: accumulator and scores in float32, probabilities in half of that.
+    return spec.head_dim + variant.number("block_n") * 3 // 2 <= 2 * variant.number("registers")
+
+
+GLUON_HOPPER = Template(
+    name="gluon_hopper",
+    launcher=f"{__package__}.gluon_hopper_launch:GluonHopperLauncher",
+    dimensions=(
+        Dimension("block_n", (64, 128)),
+        Dimension("num_stages", (2, 3, 4, 6)),
+        # Of each thread that computes; those of the warp that loads get what is left.
+        Dimension("registers", (232, 240)),
+        Dimension("order", ("items", "heads")),
+        # A program for each unit of work, or one for each multiprocessor that takes one unit after another.
+        Dimension("dispatch", ("grid", "persistent"), changes_code=False),
+        # As those of `fused`.
+        Dimension("waves", (0, 1, 2, 4, 8), changes_code=False),
+        Dimension("long_weight", (1, 2, 4), changes_code=False, part="both"),
+        *(dimension for dimension in MERGE_DIMENSIONS if dimension.name != "reduction"),
+    ),
+    constraints=(
+        Constraint("it needs a GPU of capability 9.0", lambda variant, spec, gpu: gpu.capability == (9, 0)),
+        Constraint("its stages exceed the GPU's shared memory", _fits),
+        Constraint("a tile exceeds the registers of a warpgroup", _fits_registers),
+        Constraint("partial results in bfloat16 are too coarse for another dtype", rounds_finely_enough),
+    ),
+    sources=(
+        __name__,
+        *(f"{__package__}.{name}" for name in ("fused", "gluon_attention", "gluon_compat")),
+        *SHARED_SOURCES,
+    ),
+)

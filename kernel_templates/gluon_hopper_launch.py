@@ -1,0 +1,99 @@
+"""Launches template `gluon_hopper`."""
+
+# pyright: basic
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from .batch import Batch
+from .errors import VariantError
+from .gluon_attention import gluon_attention_kernel
+from .gluon_hopper import LONG_ROWS, SHORT_ROWS
+from .launch import LOG2_E, Tensors
+from .limits import Body
+from .plan import WorkList, balanced_segments, cut_tiles, equal_segments, work_list
+from .work_list_launch import KernelConstants, WorkListLauncher
+
+# Up to so many waves, one item more than the programs that run at once costs a good part of the time.
+FEW_WAVES = 2
+
+
+class GluonHopperLauncher(WorkListLauncher):
+    """Key ranges for `waves` programs a multiprocessor; each consumer of a short sequence's item has its own result."""
+
+    short_partials = 2
+
+    def make_constants(self) -> KernelConstants:
+        """The bodies; the kernel adds the warps of its other workers to the four of its first consumer."""
+        v = self.variant
+        block_n = v.number("block_n")
+        return KernelConstants(
+            Body(LONG_ROWS, block_n),
+            Body(SHORT_ROWS, block_n),
+            num_warps=4,
+            num_stages=v.number("num_stages"),
+            tma=True,
+            heads_first=v.text("order") == "heads",
+            partials=getattr(torch, v.text("partials")),
+        )
+
+    def work_list(self, batch: Batch) -> WorkList:
+        """Key ranges of about equal cost."""
+        tiles = cut_tiles(batch, self.spec.group_size, self.constants.long, self.constants.short)
+        segments = equal_segments(tiles, 1)
+        if self.num_balanced:
+            is_most = self.variant.number("waves") <= FEW_WAVES
+            weight = self.variant.number("long_weight")
+            segments = balanced_segments(tiles, self.num_balanced, weight, is_most)
+        return work_list(tiles, segments, self.combine_rows, self.variant.text("schedule"), self.short_partials)
+
+    def _start_attention(self, tensors: Tensors) -> None:
+        t, c, spec = tensors, self.constants, self.spec
+        chunk = math.gcd(self.variant.page_size, c.long.block_n)
+        k_desc, *view = rows_view(t.k_cache, chunk)
+        v_desc, *v_view = rows_view(t.v_cache, chunk)
+        if view != v_view:
+            raise VariantError(
+                f"gluon_hopper cannot read K with strides {t.k_cache.stride()} and V with others, {t.v_cache.stride()}"
+            )
+        num_units = self._num_items * spec.num_kv_heads
+        is_persistent = self.variant.text("dispatch") == "persistent"
+        programs = min(num_units, self.gpu.num_sms) if is_persistent else num_units
+        arguments = (
+            self._items, self._counts, spec.num_kv_heads, t.q, k_desc, v_desc, t.out, t.block_table, *self._partial,
+            self._partial[1].stride(0), spec.softmax_scale * LOG2_E, *t.q.stride()[:2], *t.out.stride()[:2],
+            t.block_table.stride(0), *view,
+        )  # fmt: skip
+        constants: dict[str, Any] = {
+            "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size, "CHUNK": chunk,
+            "BLOCK_N": c.long.block_n, "STAGES": c.num_stages, "REGISTERS": self.variant.number("registers"),
+            "HEADS_FIRST": c.heads_first, "num_warps": c.num_warps,
+        }  # fmt: skip
+        self.start(gluon_attention_kernel, (programs,), arguments, constants)
+
+
+def rows_view(cache: torch.Tensor, chunk: int) -> tuple[Any, int, int, int]:
+    """A descriptor of `cache` [pages, slots, heads, dim] as a matrix, and where pages and heads lie in it.
+
+    A row is a slot's stride long; a load takes `chunk` rows of `dim` columns. Returned with it: rows from one page to
+    the next, rows from one head to the next, columns from one head to the next. Raises `VariantError` for strides that
+    are no such matrix.
+    """
+    pages, slots, heads, dim = cache.shape
+    page, slot, head, _ = cache.stride()
+    is_in_row = head < slot
+    if page % slot or (head % slot and not is_in_row):
+        raise VariantError(
+            f"gluon_hopper cannot read a cache with strides {cache.stride()}: those of pages and heads "
+            "must be multiples of a slot's, or all heads lie within a slot's"
+        )
+    rows_per_head, columns_per_head = (0, head) if is_in_row else (head // slot, 0)
+    shape = [(pages - 1) * (page // slot) + (heads - 1) * rows_per_head + slots, dim + (heads - 1) * columns_per_head]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    descriptor = TensorDescriptor(cache, shape, [slot, 1], [chunk, dim], layout)
+    return descriptor, page // slot, rows_per_head, columns_per_head

@@ -1,0 +1,83 @@
+"""How much room the work lists of all batches up to a size can take, whatever the lengths of their sequences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .batch import SHORT_QUERY
+from .limits import Body
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Items, entries of the reduction, and rows of partial results for each KV head."""
+
+    items: int
+    entries: int
+    partial_rows: int
+
+    def holds(self, needed: Room) -> bool:
+        """Whether there is room for `needed`."""
+        return (self.items >= needed.items and self.entries >= needed.entries
+                and self.partial_rows >= needed.partial_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Batches of at most `num_seqs` sequences and `num_tokens` query tokens, cut into tiles of these bodies.
+
+    An item of a short sequence writes `short_partials` partial results; the reduction merges `combine_rows` rows in one
+    program, and there is none with 0.
+    """
+
+    num_seqs: int
+    num_tokens: int
+    group_size: int
+    long: Body
+    short: Body
+    combine_rows: int
+    short_partials: int = 1
+
+    @property
+    def rows(self) -> int:
+        """The most rows."""
+        return self.num_tokens * self.group_size
+
+    @property
+    def tile_rows(self) -> tuple[int, int]:
+        """The most rows of a tile of a long and of a short sequence."""
+        long = min(self.rows, self.long.block_m) if self.num_tokens > SHORT_QUERY else 0
+        return long, min(self.rows, self.short.block_m, SHORT_QUERY * self.group_size)
+
+    @property
+    def tiles(self) -> int:
+        """The most tiles: each sequence has one that need not be full, and low tiles are more than tall ones."""
+        low, tall = sorted((self.short.block_m, self.long.block_m))
+        in_low = self.num_tokens
+        if self.short.block_m == low:
+            in_low = min(in_low, SHORT_QUERY * self.num_seqs)
+        in_tall = self.num_tokens - in_low
+        return self.num_seqs + 1 + in_low * self.group_size // low + in_tall * self.group_size // tall
+
+    def balanced(self, num_items: float) -> Room:
+        """The room for `plan.balanced_segments` with so many items: each tile may have one more than its share."""
+        whole = math.ceil(num_items)
+        long, short = self.tile_rows
+        shares = whole * max(long, self.short_partials * short)
+        # Only what costs more than an item's share is cut, so there are fewer such tiles than items asked for.
+        merged = min(whole, self.tiles) if self.short_partials == 1 else self.tiles
+        return Room(whole + self.tiles, self._entries(merged), shares + self.short_partials * self.rows)
+
+    def equal(self, num_segments: int) -> Room:
+        """The room for `plan.equal_segments` with so many segments."""
+        num_partials = num_segments * self.short_partials
+        if num_partials == 1:
+            return Room(self.tiles, 0, 0)
+        return Room(num_segments * self.tiles, self._entries(self.tiles), num_partials * self.rows)
+
+    def _entries(self, merged: int) -> int:
+        """The most entries, where up to `merged` tiles have partial results."""
+        if not self.combine_rows:
+            return 0
+        return min(merged * math.ceil(max(self.tile_rows) / self.combine_rows), merged + self.rows // self.combine_rows)

@@ -1,0 +1,65 @@
+"""Launches template `two_launch`."""
+
+# pyright: basic
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from .batch import Batch
+from .launch import Tensors
+from .limits import Body
+from .plan import WorkList, balanced_by_part, cut_tiles, equal_segments, work_list
+from .work_list_launch import KernelConstants, WorkListLauncher
+
+
+class TwoLaunchLauncher(WorkListLauncher):
+    """The items of long sequences in one launch, those of short ones in another, then one reduction."""
+
+    # The grids of the two launches. Both are as wide as the room where it is reserved.
+    _grids: tuple[int, int] = (0, 0)
+
+    def make_constants(self) -> KernelConstants:
+        """The two bodies, with the warps of the launch for long sequences."""
+        v = self.variant
+        return KernelConstants(
+            Body(v.number("block_m"), v.number("block_n")),
+            Body(v.number("decode_block_m"), v.number("decode_block_n")),
+            num_warps=v.number("num_warps"),
+            num_stages=v.number("num_stages"),
+            tma=v.text("kv_load") == "tma",
+            heads_first=v.text("order") == "heads",
+        )
+
+    @property
+    def num_balanced(self) -> float:
+        """As many items for each launch as fill the GPU."""
+        return 2 * super().num_balanced
+
+    def work_list(self, batch: Batch) -> WorkList:
+        """Key ranges for `waves` programs a multiprocessor in each launch, those of long sequences first."""
+        tiles = cut_tiles(batch, self.spec.group_size, self.constants.long, self.constants.short)
+        segments = balanced_by_part(tiles, self.num_balanced / 2) if self.num_balanced else equal_segments(tiles, 1)
+        return work_list(tiles, segments, self.combine_rows)
+
+    def plan(self, batch: Batch, device: torch.device | str) -> None:
+        """See `WorkListLauncher.plan`."""
+        super().plan(batch, device)
+        # Grids that are padded do not shrink.
+        long, short = self._num_planned
+        if self.reserved is not None:
+            self._grids = (self._num_items, self._num_items)
+        elif self.padded:
+            self._grids = (max(self._grids[0], self.capacity(long)), max(self._grids[1], self.capacity(short)))
+        else:
+            self._grids = (long, short)
+
+    def _start_attention(self, tensors: Tensors) -> None:
+        c = self.constants
+        # A body alone, so that no launch carries the registers and shared memory of the other's.
+        long = dataclasses.replace(c, short=c.long)
+        short = dataclasses.replace(c, long=c.short, num_warps=self.variant.number("decode_num_warps"))
+        for part, constants, num_items in zip(("long", "short"), (long, short), self._grids, strict=True):
+            if num_items:
+                self._start_items(tensors, constants, num_items, part)

@@ -1,0 +1,45 @@
+"""Compiles for Hopper, in child processes: this one interprets."""
+
+import pytest
+from gluon_samples import HOPPER, SPEC, variant_of
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.gluon_hopper import shared_memory_bytes
+from attention_tuner.kernel_templates.outcome import StaticFacts
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.tuner.compile import CompilePool
+from attention_tuner.tuner.jobs import CompileJob
+
+BATCH = Batch.parse("1x64@100,2x1@100")
+COMPILED = [
+    (SPEC, variant_of(16)),
+    (SPEC, variant_of(128, num_stages=3, registers=232, partials="bfloat16")),
+    (AttentionSpec(7, 1, 64, "float16"), variant_of(48, order="items")),
+    (AttentionSpec(8, 2, 256), variant_of(16, block_n=64)),
+]
+
+
+def test_it_compiles_to_warpgroup_products_within_the_shared_memory_foretold():
+    with CompilePool(processes=2, limit_s=120) as pool:
+        for spec, variant in COMPILED:
+            pool.submit(CompileJob(variant, spec, HOPPER, BATCH))
+        found = {}
+        while pool.pending:
+            found |= {job.variant: result for job, result in pool.results(wait_s=120)}
+    for spec, variant in COMPILED:
+        facts = found[variant]
+        assert isinstance(facts, StaticFacts), facts
+        assert facts.tensor_core == "wgmma.mma_async"
+        foretold = shared_memory_bytes(variant, spec)
+        assert foretold - 1024 <= facts.shared_bytes <= foretold
+        # As many as three warpgroups can start with; what spills is a few values of the loading warp.
+        assert facts.registers == 168
+        assert facts.stack_bytes is not None
+        assert facts.stack_bytes <= 256
+
+
+@pytest.mark.parametrize("registers", [232, 240])
+def test_what_loads_gets_the_registers_that_are_left(registers: int):
+    # 504 are what a multiprocessor has for each thread of three warpgroups, in steps of 8; 24 is the least to ask for.
+    assert 504 - 2 * registers >= 24
+    assert (504 - 2 * registers) % 8 == 0

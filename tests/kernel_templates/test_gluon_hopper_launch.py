@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gluon_samples import HOPPER, SPEC, variant_of
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.device import present_gpu
+from attention_tuner.kernel_templates.errors import VariantError
+from attention_tuner.kernel_templates.gluon_hopper_launch import GluonHopperLauncher, rows_view
+from attention_tuner.kernel_templates.launch import make_launcher
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.variant import Value
+from attention_tuner.tuner.check import Checker
+
+PAGES, SLOTS, HEADS, DIM = 5, 16, 3, 64
+
+
+def where(cache: torch.Tensor) -> list[tuple[int, int, int]]:
+    """Where the view finds each first element of a slot: by page, slot and head."""
+    descriptor, rows_per_page, rows_per_head, columns_per_head = rows_view(cache, SLOTS)
+    width = descriptor.strides[0]
+    found: list[tuple[int, int, int]] = []
+    for page in range(PAGES):
+        for slot in range(SLOTS):
+            for head in range(HEADS):
+                row, column = page * rows_per_page + head * rows_per_head + slot, head * columns_per_head
+                assert row < descriptor.shape[0]
+                assert column + DIM <= descriptor.shape[1] <= width
+                assert row * width + column == cache[page, slot, head].storage_offset() - cache.storage_offset()
+                found.append((page, slot, head))
+    return found
+
+
+@pytest.mark.parametrize("layout", ["slots before heads", "heads before slots", "K and V in one", "padded pages"])
+def test_a_cache_is_a_matrix_whatever_its_layout(layout: str):
+    cache = torch.empty(PAGES, SLOTS, HEADS, DIM, dtype=torch.bfloat16)
+    if layout == "heads before slots":
+        cache = torch.empty(PAGES, HEADS, SLOTS, DIM, dtype=torch.bfloat16).permute(0, 2, 1, 3)
+    elif layout == "K and V in one":
+        packed = torch.empty(PAGES, HEADS, SLOTS, 2 * DIM, dtype=torch.bfloat16).permute(0, 2, 1, 3)
+        cache = packed[..., DIM:]
+    elif layout == "padded pages":
+        cache = torch.empty(PAGES, SLOTS + 2, HEADS, DIM, dtype=torch.bfloat16)[:, :SLOTS]
+    assert len(where(cache)) == PAGES * SLOTS * HEADS
+
+
+def test_a_cache_that_is_no_matrix_is_refused():
+    pages = torch.empty(PAGES, SLOTS * HEADS * DIM + 8, dtype=torch.bfloat16)
+    cache = pages[:, : SLOTS * HEADS * DIM].view(PAGES, SLOTS, HEADS, DIM)
+    with pytest.raises(VariantError, match=r"cannot read a cache with strides \(3080, 192, 64, 1\)"):
+        rows_view(cache, SLOTS)
+
+
+def started(batch: Batch, **changes: Value) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The grid and the compile-time arguments of the attention kernel."""
+    launcher = GluonHopperLauncher(variant_of(**changes), SPEC, HOPPER)
+    launches: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+    launcher.start = lambda kernel, grid, arguments, constants: launches.append((grid, constants))
+    launcher.plan(batch, "cpu")
+    launcher.run(Checker(SPEC, batch, launcher.variant.page_size, "cpu").tensors)
+    # The reduction comes second: both consumers of a short sequence have a result.
+    assert len(launches) == 2
+    return launches[0]
+
+
+def test_its_grid_is_the_units_or_the_multiprocessors():
+    batch = Batch.parse("20x1@70")
+    assert started(batch, waves=0)[0] == (20 * SPEC.num_kv_heads,)
+    assert started(batch, waves=0, dispatch="persistent")[0] == (HOPPER.num_sms,)
+    assert started(Batch.parse("2x1@70"), waves=0, dispatch="persistent")[0] == (2 * SPEC.num_kv_heads,)
+
+
+@pytest.mark.parametrize(("page_size", "block_n", "chunk"), [(16, 128, 16), (48, 128, 16), (96, 64, 32), (128, 64, 64)])
+def test_a_load_stays_within_a_page(page_size: int, block_n: int, chunk: int):
+    _, constants = started(Batch.parse("2x1@70"), page_size=page_size, block_n=block_n)
+    assert constants["CHUNK"] == chunk
+    assert page_size % chunk == block_n % chunk == 0
+
+
+def test_in_few_waves_there_are_no_more_units_than_programs():
+    def num_units(text: str, waves: int, spec: AttentionSpec) -> int:
+        launcher = GluonHopperLauncher(variant_of(waves=waves), spec, HOPPER)
+        return len(launcher.work_list(Batch.parse(text)).items) * spec.num_kv_heads
+
+    assert num_units("1x1@131071", 1, SPEC) == 128
+    assert num_units("1x512@32256", 1, AttentionSpec(8, 1, 128)) == 128
+    assert num_units("1x512@32256", 4, AttentionSpec(8, 1, 128)) > 4 * HOPPER.num_sms
+
+
+MIXED = "1x300@1000,7x1@2047,1x1@9000,3x6@700,1x100@0,1x1@5,1x2@127,1x8@31"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [16, 48, 128, 528])
+@pytest.mark.parametrize(
+    "spec",
+    [SPEC, AttentionSpec(7, 1, 64, "float16"), AttentionSpec(4, 4, 128), AttentionSpec(16, 1, 128),
+     AttentionSpec(8, 2, 256)],
+    ids=str,
+)  # fmt: skip
+def test_it_is_right(spec: AttentionSpec, page_size: int):
+    gpu = present_gpu()
+    assert gpu is not None
+    checker = Checker(spec, Batch.parse(MIXED), page_size, "cuda")
+    width = 64 if spec.head_dim == 256 else 128
+    tried: list[dict[str, Value]] = [
+        {"waves": 0},
+        {"waves": 2, "dispatch": "persistent", "schedule": "interleaved", "order": "items"},
+        {"waves": 8, "dispatch": "persistent", "num_stages": 3 if spec.head_dim == 128 else 2},
+        {"waves": 4, "block_n": 64, "num_stages": 2 if spec.head_dim == 256 else 6, "schedule": "interleaved"},
+    ]
+    for changes in tried:
+        variant = variant_of(page_size, **{"block_n": width, **changes})
+        found = checker.check(make_launcher(variant, spec, gpu))
+        assert found.passed, f"{variant.key()}: {found.detail}"
+
+
+@pytest.mark.gpu
+def test_its_answer_is_the_same_each_time():
+    gpu = present_gpu()
+    assert gpu is not None
+    checker = Checker(SPEC, Batch.parse("1x512@9000,5x1@20000,2x6@3000"), 16, "cuda")
+    for changes in ({"num_stages": 3}, {"block_n": 64, "num_stages": 6, "dispatch": "persistent"}):
+        launcher = make_launcher(variant_of(**changes), SPEC, gpu)
+        assert checker.check(launcher).passed
+        expected = checker.tensors.out.clone()
+        for _ in range(200):
+            checker.tensors.out.fill_(torch.nan)
+            launcher.run(checker.tensors)
+            assert torch.equal(checker.tensors.out, expected)

@@ -1,0 +1,31 @@
+import pytest
+import torch
+
+from attention_tuner.kernel_templates.upload import HOST_BUFFERS, Upload
+
+
+def test_on_the_host_the_array_is_the_buffer():
+    upload = Upload(6, "cpu")
+    place = upload.buffer.data_ptr()
+    for first in range(3):
+        upload.array()[:4] = range(first, first + 4)
+        upload.send(4)
+        assert upload.buffer.tolist() == [*range(first, first + 4), 0, 0]
+    assert upload.buffer.data_ptr() == place
+
+
+@pytest.mark.gpu
+def test_what_is_planned_ahead_of_the_device_arrives_in_its_turn():
+    upload = Upload(1 << 16, "cuda")
+    place = upload.buffer.data_ptr()
+    upload.array()[:] = -1
+    upload.send(1 << 16)
+    seen = torch.empty(2 * HOST_BUFFERS, 1 << 16, dtype=torch.int32, device="cuda")
+    # The device is behind by all of the copies.
+    torch.cuda._sleep(100_000_000)
+    for step, row in enumerate(seen):
+        upload.array()[:] = step
+        upload.send(1 << 16)
+        row.copy_(upload.buffer)
+    assert [row.unique().tolist() for row in seen] == [[step] for step in range(2 * HOST_BUFFERS)]
+    assert upload.buffer.data_ptr() == place
