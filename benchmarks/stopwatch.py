@@ -22,7 +22,7 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.gpu import Gpu
-from attention_tuner.kernel_templates.heuristic import heuristic_variant
+from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.tuner.task import Task
@@ -136,7 +136,8 @@ def attention_case(gpu: Gpu, kind: str, text: str) -> Case:
     if kind == "default":
         variant = default_variant(LLAMA_3_8B, batch, PAGE_SIZE)
     else:
-        variant = heuristic_variant(LLAMA_3_8B, BatchBucket.of(batch), PAGE_SIZE, gpu)
+        likely = candidates(LLAMA_3_8B, BatchBucket.of(batch), PAGE_SIZE, gpu)
+        variant = next(one for one in likely if one.template == kind)
     bench = Workbench(Task(LLAMA_3_8B, batch, PAGE_SIZE), gpu)
     launcher, _ = bench.planned(variant, COLD)
     return Case(f"{kind} {text}", launcher.run, bench.buffers)

@@ -116,7 +116,7 @@ class WorkListLauncher(Launcher):
         work = self.work_list(batch)
         self.check_reserved(batch.num_seqs, work.num_tokens)
         needed = Room(len(work.items), len(work.entries), work.partial_rows)
-        if self._device != torch.device(device) or not self._room.holds(needed):
+        if self._device != indexed(device) or not self._room.holds(needed):
             if self.reserved is not None:
                 raise BatchError(f"room is reserved on {self._device} for {self._room}, not on {device} for {needed}")
             self._make_room(Room(*map(self.capacity, astuple(needed))), device)
@@ -144,7 +144,7 @@ class WorkListLauncher(Launcher):
 
     def _make_room(self, room: Room, device: torch.device | str) -> None:
         """Allocate what the kernels read and write, for as much as `room` says."""
-        self._device, self._room = torch.device(device), room
+        self._device, self._room = indexed(device), room
         even = room.items + room.items % 2
         num_merges = even if self.constants.last_merges else 0
         sizes = (COUNTS, ITEM_FIELDS * even, MERGE_FIELDS * num_merges, ENTRY_FIELDS * room.entries)
@@ -236,3 +236,11 @@ class WorkListLauncher(Launcher):
         caches = (tensors.k_cache, tensors.v_cache)
         widths = (constants.long.block_n, constants.short.block_n)
         return tuple(describe(cache, width) for width in widths for cache in caches)
+
+
+def indexed(device: torch.device | str) -> torch.device:
+    """`device` as a tensor on it names it: "cuda" is the current one."""
+    named = torch.device(device)
+    if named.type == "cuda" and named.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return named

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..kernel_templates.gluon_hopper import LONG_ROWS
 from ..kernel_templates.outcome import Timing, Verdict
 from ..kernel_templates.variant import Value, Variant
 
@@ -127,7 +128,7 @@ def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, tuple[bool, 
     In this order: one launch, fewer segments, pointer loads, fewer warps, smaller tiles, then what the list in `_PLAIN`
     calls plain; then the key, so that there are no two alike.
     """
-    values = variant.as_dict()
+    values = {**_FIXED.get(variant.template, {}), **variant.as_dict()}
     numbers = {name: value for name, value in values.items() if isinstance(value, int)}
     # One segment, or no waves to fill, leaves nothing to merge in a second launch; nor does a tile's last program.
     segments = max(numbers.get("num_segments", 1), numbers.get("waves", 0) + 1)
@@ -140,6 +141,8 @@ def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, tuple[bool, 
     return launches, segments, not has_pointers, warps, tile, fancy, variant.key()
 
 
+# What all variants of a template share, and therefore do not say: here two warpgroups compute and another warp loads.
+_FIXED: dict[str, dict[str, Value]] = {"gluon_hopper": {"kv_load": "tma", "num_warps": 9, "block_m": LONG_ROWS}}
 # What partial results are merged from, and in which order the items come.
 _PLAIN = (("partials", "float32"), ("schedule", "long_first"))
 

@@ -14,7 +14,7 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.heuristic import heuristic_variant
+from attention_tuner.kernel_templates.heuristic import candidates, heuristic_variant
 from attention_tuner.kernel_templates.inputs import make_tensors
 from attention_tuner.kernel_templates.launch import make_launcher
 from attention_tuner.kernel_templates.reference import paged_attention
@@ -222,7 +222,8 @@ def test_a_cache_of_more_than_2_to_the_31_elements_on_a_gpu():
     spec, batch = AttentionSpec(32, 8, 128), Batch.parse("24x1@100000,1x64@30000")
     checker = Checker(spec, batch, 128, "cuda")
     assert checker.tensors.k_cache.numel() > 2**31
-    for load in ("pointer", "tma"):
-        variant = heuristic_variant(spec, BatchBucket.of(batch), 128, gpu).replace(kv_load=load)
+    likely = {variant.template: variant for variant in candidates(spec, BatchBucket.of(batch), 128, gpu)}
+    fused = likely.pop("fused")
+    for variant in (*likely.values(), fused.replace(kv_load="pointer"), fused.replace(kv_load="tma")):
         found = checker.check(make_launcher(variant, spec, gpu))
         assert found.passed, found.detail

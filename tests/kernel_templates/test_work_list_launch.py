@@ -9,6 +9,7 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.launch import Launcher, make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.kernel_templates.work_list_launch import indexed
 from attention_tuner.tuner.check import Checker
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -166,3 +167,13 @@ def test_a_reserved_launcher_keeps_its_grid_and_its_addresses_and_says_what_is_t
     assert grids[:2] == grids[2:4] == grids[4:]
     with pytest.raises(BatchError, match="up to 3 sequences and 20 query tokens"):
         launcher.plan(Batch.parse("1x21@0"), "cpu")
+
+
+def test_a_device_is_named_as_tensors_name_it():
+    assert indexed("cpu") == torch.empty(1).device
+    assert indexed("cuda:1") == torch.device("cuda", 1)
+
+
+@pytest.mark.gpu
+def test_the_current_gpu_is_named_as_tensors_name_it():
+    assert indexed("cuda") == torch.empty(1, device="cuda").device

@@ -28,11 +28,17 @@ TASK = Task(SPEC, Batch.parse("2x1@48"), 16)
 OTHER = Task(SPEC, Batch.parse("1x4@44"), 32)
 DEFAULT = default_variant(SPEC, TASK.batch, TASK.page_size)
 FACTS = StaticFacts(shared_bytes=1024, registers=64, stack_bytes=0)
+FIXED_WARPS = 9
+
+
+def warps(variant: Variant) -> int:
+    """The warps of a variant; where its template fixes them, a number that no variant of another template has."""
+    return variant.number("num_warps") if "num_warps" in variant.as_dict() else FIXED_WARPS
 
 
 def landscape(variant: Variant) -> float:
-    """Milliseconds of a variant: template fused is the faster, and fewer warps are."""
-    ms = 1 + 0.2 * abs(math.log2(variant.number("block_n") / 64)) + 0.1 * variant.number("num_warps")
+    """Milliseconds of a variant: template unified is the slowest, and fewer warps are faster."""
+    ms = 1 + 0.2 * abs(math.log2(variant.number("block_n") / 64)) + 0.1 * warps(variant)
     return ms * (2 if variant.template == "unified" else 1)
 
 
@@ -127,7 +133,7 @@ class FakeWorker:
 
     def _twin(self, variant: Variant) -> Variant | None:
         twin = self.twin_of
-        is_alike = twin is not None and variant.number("num_warps") == twin.number("num_warps")
+        is_alike = twin is not None and warps(variant) == warps(twin)
         return twin if is_alike and variant != twin else None
 
     def _race(self, job: RaceJob) -> RaceResult:

@@ -9,7 +9,7 @@ from fakes import DEFAULT, GPU, SPEC, TASK, Bench, FakeWorker
 
 from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.errors import JobError
-from attention_tuner.kernel_templates.heuristic import heuristic_variant
+from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.outcome import Check, Regime, Timed, Timing, Verdict
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.final import LOOKS, SCREEN, Final
@@ -17,7 +17,8 @@ from attention_tuner.tuner.race import compare
 from attention_tuner.tuner.run import Settings
 from attention_tuner.tuner.search import Search
 
-HEURISTIC = heuristic_variant(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU).replace(num_stages=3)
+LIKELY = candidates(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU)
+HEURISTIC = next(v for v in LIKELY if {"num_warps", "num_stages"} <= v.as_dict().keys()).replace(num_stages=3)
 THIRD = HEURISTIC.replace(num_stages=1)
 
 

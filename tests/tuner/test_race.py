@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.outcome import Regime, Timing, Verdict
-from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.kernel_templates.variant import Value, Variant
 from attention_tuner.tuner.race import (
     DRIFT,
     TIE,
@@ -167,6 +167,15 @@ def test_simplicity_is_in_the_order_of_the_design() -> None:
     assert simplicity(SPLIT) > simplicity(DEFAULT)
     assert TIE > 0
     assert num_comparisons(9) == 36
+
+
+def test_what_all_variants_of_a_template_share_counts_although_they_do_not_say_it() -> None:
+    triton = {"block_m": 128, "block_n": 128, "decode_block_m": 16, "decode_block_n": 128, "num_warps": 8}
+    shared: dict[str, Value] = {"num_stages": 2, "schedule": "long_first", "partials": "float32", "waves": 0}
+    fused = Variant.of("fused", 16, {**triton, **shared, "kv_load": "tma", "reduction": "kernel"})
+    hopper = Variant.of("gluon_hopper", 16, {**shared, "block_n": 64, "registers": 240, "dispatch": "grid"})
+    ordered = [fused.replace(kv_load="pointer"), fused, hopper, hopper.replace(block_n=128), hopper.replace(waves=1)]
+    assert sorted(ordered, key=simplicity) == ordered
 
 
 @given(st.integers(1, 12), st.integers(0, 1000))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import DEFAULT, FACTS, GPU, SPEC, TASK, Bench, FakePool, landscape
+from fakes import DEFAULT, FACTS, GPU, SPEC, TASK, Bench, FakePool, landscape, warps
 
 from attention_tuner.db.records import Setting, utc_now
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
@@ -110,10 +110,10 @@ def test_what_exceeds_the_shared_memory_is_skipped_before_it_runs_and_is_no_tria
 
 
 def test_a_compile_that_fails_is_every_variants_that_shares_the_code(bench: Bench) -> None:
-    bench.pool.facts = lambda v: Failed(v, "compile", "abort") if v.number("num_warps") == 1 else FACTS
+    bench.pool.facts = lambda v: Failed(v, "compile", "abort") if warps(v) == 1 else FACTS
     search = searched(bench, Settings(trials=60))
     assert search.result.reasons["failed", "compile", "abort"] == search.result.outcomes["failed"] > 0
-    assert all(v.number("num_warps") > 1 for v in bench.worker.measured)
+    assert all(warps(v) > 1 for v in bench.worker.measured)
     assert search.result.tried == 60
 
 
@@ -224,18 +224,22 @@ def test_the_gpu_measures_the_next_while_a_trial_is_stored(bench: Bench) -> None
 
 
 def test_what_all_trials_share_is_prepared_while_the_first_are_compiled(bench: Bench) -> None:
-    submitted: list[int] = []
+    waiting: list[Variant] = []
+    submitted: list[Variant] = []
     run = bench.worker.run
 
     def noted(job: Any, timeout_s: float, deadline: float = math.inf) -> Any:
         if isinstance(job, PrepareJob):
-            submitted.append(len(bench.pool.submitted))
+            waiting.extend(search._waiting)
+            submitted.extend(job.variant for job in bench.pool.submitted)
         return run(job, timeout_s, deadline)
 
     bench.worker.run = noted
-    searched(bench, Settings(trials=30, seed=7))
+    search = Search(TASK, bench.run(Settings(trials=30, seed=7)))
+    search.explore(math.inf)
     assert bench.worker.jobs[0] == PrepareJob(TASK, 7, Regime("graph"))
-    assert submitted[0] >= 2 * bench.pool.processes
+    assert len(waiting) >= 2 * bench.pool.processes
+    assert {template_of(v).code_key(v) for v in submitted} == {template_of(v).code_key(v) for v in waiting}
 
 
 def test_a_worker_that_does_not_start_in_time_ends_the_search(bench: Bench) -> None:
@@ -259,7 +263,7 @@ def test_twice_as_many_as_there_are_processes_are_asked_for_ahead(bench: Bench) 
 
 
 def test_each_trial_knows_the_best_so_far_and_the_code(bench: Bench) -> None:
-    bench.pool.facts = lambda v: replace(FACTS, code_hash=f"code {v.number('num_warps')}")
+    bench.pool.facts = lambda v: replace(FACTS, code_hash=f"code {warps(v)}")
     searched(bench, Settings(trials=12))
     jobs = [job for job in bench.worker.jobs if isinstance(job, MeasureJob)]
     assert jobs[0].rival_ms is None
@@ -269,13 +273,13 @@ def test_each_trial_knows_the_best_so_far_and_the_code(bench: Bench) -> None:
         assert after.rival_ms in (None, best, min(best, landscape(job.variant)))
         best = min(best, landscape(job.variant))
     assert jobs[-1].rival_ms == min(landscape(job.variant) for job in jobs[:-2])
-    assert {job.code for job in jobs} == {f"code {job.variant.number('num_warps')}" for job in jobs}
+    assert {job.code for job in jobs} == {f"code {warps(job.variant)}" for job in jobs}
 
 
 def test_variants_with_one_result_are_counted(bench: Bench) -> None:
     bench.worker.twin_of = DEFAULT
     search = searched(bench, Settings(trials=10))
-    twins = [v for v in bench.worker.measured if v.number("num_warps") == DEFAULT.number("num_warps") and v != DEFAULT]
+    twins = [v for v in bench.worker.measured if warps(v) == warps(DEFAULT) and v != DEFAULT]
     assert search.result.repeated == len(twins) > 0
     assert search.same_as == dict.fromkeys(twins, DEFAULT)
     assert search.result.outcomes == {"timed": 10}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import DEFAULT, GPU, OTHER, SPEC, TASK, Bench, FakeWorker, landscape
+from fakes import DEFAULT, GPU, OTHER, SPEC, TASK, Bench, FakeWorker, landscape, warps
 
 from attention_tuner.db.records import Setting
 from attention_tuner.db.store import Store
@@ -83,7 +83,7 @@ def test_the_state_of_the_card_is_stored_with_the_run(bench: Bench, monkeypatch:
 
 
 def test_a_default_that_nothing_beats_is_kept(bench: Bench) -> None:
-    bench.worker.ms = lambda v: 1.0 if v == DEFAULT else 1.004 + 0.001 * v.number("num_warps")
+    bench.worker.ms = lambda v: 1.0 if v == DEFAULT else 1.004 + 0.001 * warps(v)
     (result,) = tune([TASK], GPU, bench.store, Settings(trials=20), bench.executor)
     assert result.best is not None
     assert result.best.variant == DEFAULT
@@ -159,7 +159,7 @@ def test_time_that_a_task_leaves_goes_to_the_next(bench: Bench) -> None:
 
 
 def test_a_race_has_its_own_limit(bench: Bench) -> None:
-    bench.worker.ms = lambda v: 300.0 - v.number("num_warps") / 100
+    bench.worker.ms = lambda v: 300.0 - warps(v) / 100
     bench.worker.noise = 0.05
     start = bench.clock()
     (result,) = tune([TASK], GPU, bench.store, Settings(trials=10), bench.executor)
@@ -186,10 +186,10 @@ def test_nothing_right_gives_no_best_and_the_reasons(bench: Bench) -> None:
 
 
 def test_wrong_and_failed_variants_never_win(bench: Bench) -> None:
-    bench.worker.faults = lambda v: "wrong" if v.number("num_warps") == 1 else ""
+    bench.worker.faults = lambda v: "wrong" if warps(v) == 1 else ""
     (result,) = tune([TASK], GPU, bench.store, Settings(trials=60), bench.executor)
     assert result.best is not None
-    assert result.best.variant.number("num_warps") > 1
+    assert warps(result.best.variant) > 1
     assert result.outcomes["wrong"] > 0
 
 
@@ -374,7 +374,7 @@ def test_processes_that_start_slowly_do_not_exceed_the_budget(bench: Bench) -> N
 
 def closely(variant: Variant) -> float:
     """Milliseconds: every variant is a little faster than the default."""
-    return 1.0 if variant == DEFAULT else 0.94 + 0.002 * variant.number("num_warps")
+    return 1.0 if variant == DEFAULT else 0.94 + 0.002 * warps(variant)
 
 
 @pytest.mark.parametrize("why", ["late", "lost", "interrupted"])
