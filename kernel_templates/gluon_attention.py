@@ -5,7 +5,8 @@ says it is empty. Of a long sequence each consumer computes its half of the rows
 with the products of the next (FlashAttention-3, arXiv:2407.08608). Of a short one, whose rows fit in one half, the
 consumers take the key tiles in turn and write a partial result each. A program computes unit after unit, a unit being
 an item of the work list for one KV head; the ring runs on across them, so that the next unit's keys are on their way
-while the last one is finished.
+while the last one is finished. Units are dealt beforehand, or drawn: then the loading warp draws a ticket for the unit
+after the one that it loads, and announces it to the consumers through shared memory.
 """
 
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -20,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .batch import SHORT_QUERY
-from .gluon_compat import copy_to_shared, load_to_shared
+from .gluon_compat import barrier, copy_to_shared, load_to_shared
 from .plan import ITEM_FIELDS
 
 ITEM: gl.constexpr = gl.constexpr(ITEM_FIELDS)
@@ -46,17 +47,31 @@ def unit_of(index, items, num_items, num_heads, HEADS_FIRST: gl.constexpr):
 
 
 @gluon.jit
-def rounds_of(num_units):
-    """How many units this program computes."""
-    full = num_units // gl.num_programs(0)
-    return full + gl.where(unit_index(full) < num_units, 1, 0)
+def dealt(round):
+    """The unit that this program is dealt in a round, every second time in reverse: units come longest first."""
+    programs = gl.num_programs(0)
+    return round * programs + gl.where(round % 2 == 0, gl.program_id(0), programs - 1 - gl.program_id(0))
 
 
 @gluon.jit
-def unit_index(round):
-    """The unit of a round. Every second round is dealt in reverse: units come longest first."""
-    programs = gl.num_programs(0)
-    return round * programs + gl.where(round % 2 == 0, gl.program_id(0), programs - 1 - gl.program_id(0))
+def announce(ticket, round, ring, full, empty):
+    """Tell the consumers which unit comes after that of a round."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    mbarrier.wait(empty.index(round % 2), ((round // 2) & 1) ^ 1)
+    ring.index(round % 2).store(gl.full([1], ticket, gl.int32, layout=layout))
+    mbarrier.arrive(full.index(round % 2), count=1)
+
+
+@gluon.jit
+def announced(round, ring, full, empty):
+    """What was announced for a round."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    mbarrier.wait(full.index(round % 2), (round // 2) & 1)
+    ticket = gl.sum(ring.index(round % 2).load(layout), 0)
+    # One thread arrives for all: not before the last has read.
+    barrier()
+    mbarrier.arrive(empty.index(round % 2), count=1)
+    return ticket
 
 
 @gluon.jit
@@ -82,14 +97,21 @@ def load_tile(desc, rows, column, full, tile, BLOCK_N: gl.constexpr, HEAD_DIM: g
 @gluon.jit
 def produce(
     items, num_items, num_heads, k_desc, v_desc, block_table, stride_table, rows_per_page, rows_per_head,
-    columns_per_head, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+    columns_per_head, k_ring, v_ring, k_full, k_empty, v_full, v_empty, tickets, ticket_ring, ticket_full, ticket_empty,
     BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, CHUNK: gl.constexpr,
-    STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr,
+    STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
-    """Load the key tiles of each unit, last first, so that the masked ones come first."""
+    """Load the key tiles of each unit, last first, so that the masked ones come first.
+
+    With DYNAMIC, a program that has begun a unit draws the next that nobody has; else units are dealt beforehand.
+    """
     count = 0
-    for round in range(rounds_of(num_items * num_heads)):
-        item, kv_head = unit_of(unit_index(round), items, num_items, num_heads, HEADS_FIRST)
+    round = 0
+    index = gl.program_id(0)
+    while index < num_items * num_heads:
+        item, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
+        # A ticket takes a while, and is needed when this unit is loaded.
+        index = gl.atomic_add(tickets, 1) + gl.num_programs(0) if DYNAMIC else dealt(round + 1)
         start = gl.load(item + 4)
         stop = gl.load(item + 5)
         num_tiles = (stop - start + BLOCK_N - 1) // BLOCK_N
@@ -110,6 +132,14 @@ def produce(
             load_tile(v_desc, rows, column, v_full.index(stage), v_ring.index(stage), BLOCK_N, HEAD_DIM, CHUNK)
             rows = next_rows
             count += 1
+        if DYNAMIC:
+            announce(index, round, ticket_ring, ticket_full, ticket_empty)
+        round += 1
+    if DYNAMIC:  # noqa: SIM102 - a branch at compile time, and one at run time
+        if gl.atomic_add(tickets + 1, 1) == gl.num_programs(0) - 1:
+            # All have drawn their last: ready for the next launch.
+            gl.store(tickets, 0)
+            gl.store(tickets + 1, 0)
 
 
 @gluon.jit
@@ -293,22 +323,24 @@ def write(
 @gluon.jit
 def consume(
     items, num_items, num_heads, q, out, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-    partial_out, partial_max, partial_sum, partial_rows, qk_scale, stride_q_token, stride_q_head,
-    stride_o_token, stride_o_head,
+    ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, partial_rows, qk_scale,
+    stride_q_token, stride_q_head, stride_o_token, stride_o_head,
     WARPGROUP: gl.constexpr, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
-    STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr,
+    STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
     """Compute this consumer's share of each unit: its half of the rows, or every second tile of keys."""
     score_layout: gl.constexpr = product_layout(BLOCK_N)
     acc_layout: gl.constexpr = product_layout(HEAD_DIM)
     # Tiles that went through the ring before the unit.
     count = 0
-    num_rounds = rounds_of(num_items * num_heads)
-    if num_rounds > 0:
-        item, kv_head = unit_of(unit_index(0), items, num_items, num_heads, HEADS_FIRST)
+    num_units = num_items * num_heads
+    round = 0
+    index = gl.program_id(0)
+    if index < num_units:
+        item, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
         copy_q(q, q_tile, item, kv_head, stride_q_token, stride_q_head, WARPGROUP, GROUP, HEAD_DIM)
-    for round in range(num_rounds):
-        item, kv_head = unit_of(unit_index(round), items, num_items, num_heads, HEADS_FIRST)
+    while index < num_units:
+        item, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
         q_start = gl.load(item)
         context_len = gl.load(item + 1)
         num_rows = gl.load(item + 2)
@@ -345,9 +377,11 @@ def consume(
                 unwritten, top, position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
             )  # fmt: skip
         count += num_tiles
+        index = announced(round, ticket_ring, ticket_full, ticket_empty) if DYNAMIC else dealt(round + 1)
+        round += 1
         # The next unit's rows are on their way while this one's results are written.
-        if round + 1 < num_rounds:
-            next_item, next_head = unit_of(unit_index(round + 1), items, num_items, num_heads, HEADS_FIRST)
+        if index < num_units:
+            next_item, next_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
             copy_q(q, q_tile, next_item, next_head, stride_q_token, stride_q_head, WARPGROUP, GROUP, HEAD_DIM)
         write(
             state, kv_head, q_start, first_row, num_rows, slot, skip, out, partial_out, partial_max, partial_sum,
@@ -357,12 +391,12 @@ def consume(
 
 @gluon.jit(do_not_specialize=["num_heads", "partial_rows", "stride_table"])
 def gluon_attention_kernel(
-    items, counts, num_heads, q, k_desc, v_desc, out, block_table, partial_out, partial_max, partial_sum, partial_rows,
-    qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head, stride_table,
+    items, counts, tickets, num_heads, q, k_desc, v_desc, out, block_table, partial_out, partial_max, partial_sum,
+    partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head, stride_table,
     rows_per_page, rows_per_head, columns_per_head,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, CHUNK: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, HEADS_FIRST: gl.constexpr,
-    num_warps: gl.constexpr,
+    DYNAMIC: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Compute the work list of `counts[0]` items for each of the KV heads."""
     num_items = gl.load(counts)
@@ -381,20 +415,32 @@ def gluon_attention_kernel(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(k_empty.index(stage), count=2)
         mbarrier.init(v_empty.index(stage), count=2)
+    ticket_ring = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+    ticket_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    ticket_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(ticket_full.index(slot), count=1)
+        mbarrier.init(ticket_empty.index(slot), count=2)
     fence_async_shared()
     gl.warp_specialize([
         (consume, (items, num_items, num_heads, q, out, q_upper, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-                   partial_out, partial_max, partial_sum, partial_rows, qk_scale, stride_q_token, stride_q_head,
-                   stride_o_token, stride_o_head, 0, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST)),
+                   ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, partial_rows,
+                   qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+                   0, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST, DYNAMIC)),
         (consume, (items, num_items, num_heads, q, out, q_lower, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-                   partial_out, partial_max, partial_sum, partial_rows, qk_scale, stride_q_token, stride_q_head,
-                   stride_o_token, stride_o_head, 1, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST)),
+                   ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, partial_rows,
+                   qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+                   1, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST, DYNAMIC)),
         (produce, (items, num_items, num_heads, k_desc, v_desc, block_table, stride_table, rows_per_page,
                    rows_per_head, columns_per_head, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-                   BLOCK_N, HEAD_DIM, PAGE_SIZE, CHUNK, STAGES, HEADS_FIRST)),
+                   tickets, ticket_ring, ticket_full, ticket_empty,
+                   BLOCK_N, HEAD_DIM, PAGE_SIZE, CHUNK, STAGES, HEADS_FIRST, DYNAMIC)),
     ], [4, 1], [REGISTERS, REGISTERS_OF_ALL - 2 * REGISTERS])  # fmt: skip
     for stage in gl.static_range(STAGES):
         mbarrier.invalidate(k_full.index(stage))
         mbarrier.invalidate(v_full.index(stage))
         mbarrier.invalidate(k_empty.index(stage))
         mbarrier.invalidate(v_empty.index(stage))
+    for slot in gl.static_range(2):
+        mbarrier.invalidate(ticket_full.index(slot))
+        mbarrier.invalidate(ticket_empty.index(slot))

@@ -42,8 +42,9 @@ GLUON_HOPPER = Template(
         # Of each thread that computes; those of the warp that loads get what is left.
         Dimension("registers", (232, 240)),
         Dimension("order", ("items", "heads")),
-        # A program for each unit of work, or one for each multiprocessor that takes one unit after another.
-        Dimension("dispatch", ("grid", "persistent"), changes_code=False),
+        # A program for each unit of work, or one for each multiprocessor that computes unit after unit: those that
+        # it is dealt, or whichever is next when it is done.
+        Dimension("dispatch", ("grid", "persistent", "dynamic")),
         # As those of `fused`.
         Dimension("waves", (0, 1, 2, 4, 8), changes_code=False),
         Dimension("long_weight", (1, 2, 4), changes_code=False, part="both"),

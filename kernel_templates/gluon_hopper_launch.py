@@ -17,6 +17,7 @@ from .gluon_hopper import LONG_ROWS, SHORT_ROWS
 from .launch import LOG2_E, Tensors
 from .limits import Body
 from .plan import WorkList, balanced_segments, cut_tiles, equal_segments, work_list
+from .room import Room
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 # Up to so many waves, one item more than the programs that run at once costs a good part of the time.
@@ -52,6 +53,11 @@ class GluonHopperLauncher(WorkListLauncher):
             segments = balanced_segments(tiles, self.num_balanced, weight, is_most)
         return work_list(tiles, segments, self.combine_rows, self.variant.text("schedule"), self.short_partials)
 
+    def _make_room(self, room: Room, device: torch.device | str) -> None:
+        super()._make_room(room, device)
+        # The units drawn, and the programs that are done. Each launch leaves zeros behind.
+        self._tickets = torch.zeros(2, dtype=torch.int32, device=device)
+
     def _start_attention(self, tensors: Tensors) -> None:
         t, c, spec = tensors, self.constants, self.spec
         chunk = math.gcd(self.variant.page_size, c.long.block_n)
@@ -62,17 +68,17 @@ class GluonHopperLauncher(WorkListLauncher):
                 f"gluon_hopper cannot read K with strides {t.k_cache.stride()} and V with others, {t.v_cache.stride()}"
             )
         num_units = self._num_items * spec.num_kv_heads
-        is_persistent = self.variant.text("dispatch") == "persistent"
-        programs = min(num_units, self.gpu.num_sms) if is_persistent else num_units
+        dispatch = self.variant.text("dispatch")
+        programs = num_units if dispatch == "grid" else min(num_units, self.gpu.num_sms)
         arguments = (
-            self._items, self._counts, spec.num_kv_heads, t.q, k_desc, v_desc, t.out, t.block_table, *self._partial,
-            self._partial[1].stride(0), spec.softmax_scale * LOG2_E, *t.q.stride()[:2], *t.out.stride()[:2],
-            t.block_table.stride(0), *view,
+            self._items, self._counts, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out, t.block_table,
+            *self._partial, self._partial[1].stride(0), spec.softmax_scale * LOG2_E, *t.q.stride()[:2],
+            *t.out.stride()[:2], t.block_table.stride(0), *view,
         )  # fmt: skip
         constants: dict[str, Any] = {
             "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size, "CHUNK": chunk,
             "BLOCK_N": c.long.block_n, "STAGES": c.num_stages, "REGISTERS": self.variant.number("registers"),
-            "HEADS_FIRST": c.heads_first, "num_warps": c.num_warps,
+            "HEADS_FIRST": c.heads_first, "DYNAMIC": dispatch == "dynamic", "num_warps": c.num_warps,
         }  # fmt: skip
         self.start(gluon_attention_kernel, (programs,), arguments, constants)
 

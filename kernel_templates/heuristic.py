@@ -35,6 +35,8 @@ _HOPPER_HYBRID = (
     (128, 3, 4, 1, "items", "long_first", "grid"),
     (128, 3, 2, 2, "heads", "interleaved", "grid"),
     (128, 2, 1, 1, "items", "long_first", "persistent"),
+    (128, 3, 4, 1, "items", "long_first", "dynamic"),
+    (128, 2, 2, 1, "items", "long_first", "dynamic"),
     (64, 6, 4, 1, "items", "long_first", "grid"),
     (64, 2, 4, 1, "items", "long_first", "grid"),
 )
@@ -42,6 +44,8 @@ _HOPPER_LONG = (
     (128, 2, 1, 1, "items", "long_first", "grid"),
     (128, 2, 0, 1, "heads", "long_first", "grid"),
     (128, 3, 0, 1, "heads", "long_first", "persistent"),
+    (128, 2, 0, 1, "heads", "long_first", "dynamic"),
+    (128, 2, 0, 1, "items", "long_first", "dynamic"),
     (128, 2, 0, 1, "items", "long_first", "grid"),
     (64, 2, 1, 1, "items", "long_first", "grid"),
 )
@@ -49,6 +53,7 @@ _HOPPER_SHORT = (
     (128, 2, 1, 1, "heads", "long_first", "grid"),
     (64, 4, 1, 1, "heads", "long_first", "grid"),
     (128, 2, 2, 1, "heads", "long_first", "persistent"),
+    (64, 4, 2, 1, "heads", "long_first", "dynamic"),
     (64, 4, 2, 1, "heads", "long_first", "persistent"),
     (64, 2, 1, 1, "heads", "long_first", "grid"),
 )

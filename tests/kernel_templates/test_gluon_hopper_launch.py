@@ -69,7 +69,8 @@ def started(batch: Batch, **changes: Value) -> tuple[tuple[int, ...], dict[str, 
 def test_its_grid_is_the_units_or_the_multiprocessors():
     batch = Batch.parse("20x1@70")
     assert started(batch, waves=0)[0] == (20 * SPEC.num_kv_heads,)
-    assert started(batch, waves=0, dispatch="persistent")[0] == (HOPPER.num_sms,)
+    for dispatch in ("persistent", "dynamic"):
+        assert started(batch, waves=0, dispatch=dispatch)[0] == (HOPPER.num_sms,)
     assert started(Batch.parse("2x1@70"), waves=0, dispatch="persistent")[0] == (2 * SPEC.num_kv_heads,)
 
 
@@ -109,7 +110,7 @@ def test_it_is_right(spec: AttentionSpec, page_size: int):
     tried: list[dict[str, Value]] = [
         {"waves": 0},
         {"waves": 2, "dispatch": "persistent", "schedule": "interleaved", "order": "items"},
-        {"waves": 8, "dispatch": "persistent", "num_stages": 3 if spec.head_dim == 128 else 2},
+        {"waves": 8, "dispatch": "dynamic", "num_stages": 3 if spec.head_dim == 128 else 2},
         {"waves": 4, "block_n": 64, "num_stages": 2 if spec.head_dim == 256 else 6, "schedule": "interleaved"},
     ]
     for changes in tried:
@@ -123,7 +124,7 @@ def test_its_answer_is_the_same_each_time():
     gpu = present_gpu()
     assert gpu is not None
     checker = Checker(SPEC, Batch.parse("1x512@9000,5x1@20000,2x6@3000"), 16, "cuda")
-    for changes in ({"num_stages": 3}, {"block_n": 64, "num_stages": 6, "dispatch": "persistent"}):
+    for changes in ({"num_stages": 3}, {"block_n": 64, "num_stages": 6, "dispatch": "dynamic"}):
         launcher = make_launcher(variant_of(**changes), SPEC, gpu)
         assert checker.check(launcher).passed
         expected = checker.tensors.out.clone()

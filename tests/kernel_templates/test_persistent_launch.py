@@ -137,7 +137,7 @@ CAPTURED = [
     *((template, {"reduction": reduction, "partials": partials}) for template in ("fused", "persistent")
       for reduction in ("kernel", "last_program") for partials in ("float32", "bfloat16")),
     *(("gluon_hopper", {"dispatch": dispatch, "partials": partials, "num_stages": 3})
-      for dispatch in ("grid", "persistent") for partials in ("float32", "bfloat16")),
+      for dispatch in ("grid", "persistent", "dynamic") for partials in ("float32", "bfloat16")),
 ]  # fmt: skip
 
 
