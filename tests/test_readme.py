@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -53,17 +54,24 @@ def test_the_python_example_runs(tmp_path: Path):
 
 
 def test_the_table_holds_what_was_recorded():
-    rows = re.findall(r"^\| Llama 3 (8B|70B).*?\| (16|128) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+)x \| (\w+) \|$", README,
-                      re.MULTILINE)  # fmt: skip
-    recorded = [
-        (result["page_size"], result["best"])
-        for name in ("llama-3-8b", "llama-3-70b-tp8")
-        for result in json.loads((ROOT / f"benchmarks/results/h200_tune/{name}.json").read_text())["results"]
-    ]
-    assert len(rows) == len(recorded) == 20
-    for (_, page, default, best, speedup, verdict), (page_size, config) in zip(rows, recorded, strict=True):
-        assert int(page) == page_size
-        assert float(default) == round(config["default_time"]["median_ms"], 3)
-        assert float(best) == round(config["time"]["median_ms"], 3)
-        assert float(speedup) == round(config["speedup"], 2)
-        assert verdict == config["verdict"]
+    cells = json.loads((ROOT / "benchmarks/results/h200_peers/peers.json").read_text())["cells"].values()
+    times = {
+        (cell["workload"], cell["page_size"]): {
+            entry["name"]: statistics.median(entry["samples_ms"])
+            for entry in cell["entries"] if entry["state"] == "timed"
+        }
+        for cell in cells
+    }  # fmt: skip
+    number = r"([\d.]+)"
+    columns = rf"{number} \| {number} [^|]+\| {number}"
+    rows = re.findall(rf"^\| (\w[\w@]+) \| {columns} \| {number} \| {columns} \|$", README, re.MULTILINE)
+    assert [row[0] for row in rows] == list(dict.fromkeys(cell["workload"] for cell in cells))
+    for workload, *texts in rows:
+        found: list[float] = []
+        for page_size in (16, 128):
+            ms = times[workload, page_size]
+            ours = min(value for name, value in ms.items() if name.startswith("ours:"))
+            peer = min(value for name, value in ms.items() if not name.startswith("ours:"))
+            found += [round(ours, 4), round(peer, 4), round(peer / ours, 2)]
+            found += [round(ms["vllm_triton"] / ours, 2)] if page_size == 16 else []
+        assert [float(text) for text in texts] == found

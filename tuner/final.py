@@ -65,7 +65,8 @@ class Final:
                 break
             if not result.is_steady:
                 if not self._raced:
-                    self.decision, self.timings = (choose(found, self.baseline)[0], Verdict.AMBIGUOUS), found
+                    variant, _ = choose(found, self.baseline)
+                    self.decision, self.timings = (self._far_ahead(found, variant), Verdict.AMBIGUOUS), found
                 break
             self._raced = {v: _joined(self._raced.get(v), found.get(v)) for v in {**self._raced, **found}}
             if self._judge() is not Verdict.AMBIGUOUS:
@@ -90,8 +91,16 @@ class Final:
     def _judge(self) -> Verdict:
         """Decide by the times of the race."""
         variant, verdict = choose(self._raced, self.baseline, ALPHA / LOOKS)
+        if verdict is Verdict.AMBIGUOUS:
+            variant = self._far_ahead(self._raced, variant)
         self.decision, self.timings = (variant, verdict), self._raced
         return verdict
+
+    def _far_ahead(self, timings: Mapping[Variant, Timing], chosen: Variant) -> Variant:
+        """`chosen`, or where that is the baseline for want of rounds, what is faster than it beyond all doubt."""
+        fastest = min(timings, key=lambda v: timings[v].median_ms)
+        is_beyond = SCREEN * timings[fastest].median_ms < timings[self.baseline].median_ms
+        return fastest if chosen == self.baseline and is_beyond else chosen
 
     def _drop(self, lost: Sequence[Failed]) -> None:
         """Decide without those that failed in the race."""
@@ -188,8 +197,7 @@ class Final:
         is_clear = SCREEN * self._screened[fastest].median_ms < self._screened[others[0]].median_ms
         if fastest == self.baseline:
             return fastest, Verdict.FAST if is_clear else Verdict.AMBIGUOUS
-        is_beyond = SCREEN * self._screened[fastest].median_ms < self._screened[self.baseline].median_ms
-        return fastest if is_beyond else self.baseline, Verdict.AMBIGUOUS
+        return self._far_ahead(self._screened, self.baseline), Verdict.AMBIGUOUS
 
 
 def _rounds(entrants: int) -> int:

@@ -25,6 +25,10 @@ INTERPRETED_SAMPLES = 2
 # Of the trials that the sampler is left with, at most this share goes to what did well on other batches of the run,
 # which is compiled already and keeps the GPU busy while the sampler's choices are compiled.
 PROVEN_SHARE = 0.75
+# A task whose share of a run's time is short still has so many variants timed, or so many seconds more: ending what is
+# under way costs the process, and to start another takes longer than most of what could be cut off.
+FEW_TIMED = 3
+OVERRUN_S = 10.0
 # How long to wait for a compile before looking at the clock again.
 POLL_S = 0.5
 EXCEEDS_SHARED_MEMORY = "its shared memory exceeds the GPU's"
@@ -107,23 +111,28 @@ class Search:
                 self._waiting.append(variant)
 
     def explore(self, deadline: float) -> None:
-        """Try variants until all trials are made, none is left, or the next would not end by `deadline`."""
+        """Try variants until all trials are made, none is left, or the next would not end by `deadline`.
+
+        Where the run has time left, the first few are tried even then, and what has begun may end a little later.
+        """
+        late = min(self.run.deadline, deadline + OVERRUN_S)
         self.run.listener.started(self.task, len(self._valid), self.result.reused)
         self._look_around()
         self.ask_ahead()
         if self._ready or self._waiting or self._proven:
-            self._prepare(deadline)
+            self._prepare(late)
         while not self._is_over:
             outcome = self._land()
             if isinstance(outcome, Failed):
                 # It may take long until another process is there.
                 self._store(outcome)
                 outcome = None
-            self._is_over |= self.run.executor.clock() + self.costs.trial_s >= deadline
+            end = deadline if len(self.timed) >= FEW_TIMED else late
+            self._is_over |= self.run.executor.clock() + self.costs.trial_s >= end
             try:
                 if not self._is_over:
                     self._collect(0.0)
-                    self._take_off(deadline)
+                    self._take_off(late)
             finally:
                 # While the next one is measured; what is finished is kept whatever else goes wrong.
                 if outcome is not None:
@@ -134,7 +143,7 @@ class Search:
             if self._flight is None and not self._ready and not self._proven:
                 if not self._waiting:
                     break
-                self._collect(min(POLL_S, deadline - self.run.executor.clock()))
+                self._collect(min(POLL_S, end - self.run.executor.clock()))
         self.run.timed[self.task] = self.timed
         if self.run.builds is not None:
             self.run.builds.forget()

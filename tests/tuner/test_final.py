@@ -13,6 +13,7 @@ from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.outcome import Check, Regime, Timed, Timing, Verdict
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.final import LOOKS, SCREEN, Final
+from attention_tuner.tuner.jobs import RaceResult
 from attention_tuner.tuner.race import compare
 from attention_tuner.tuner.run import Settings
 from attention_tuner.tuner.search import Search
@@ -259,3 +260,12 @@ def test_an_unsteady_look_decides_nothing_and_is_the_last(bench: Bench) -> None:
     assert decision[1] is Verdict.AMBIGUOUS
     assert len(bench.worker.races) == 1
     assert not final.has_raced(DEFAULT)
+
+
+@pytest.mark.parametrize(("faster_ms", "is_kept"), [(0.4, True), (0.95, False)])
+def test_few_sound_samples_keep_only_what_is_far_ahead(bench: Bench, faster_ms: float, is_kept: bool) -> None:
+    final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: faster_ms}), DEFAULT)
+    few = {v: Timing((ms,) * 3, Regime("graph")) for v, ms in ((DEFAULT, 1.0), (HEURISTIC, faster_ms))}
+    final._race = lambda *_: RaceResult(few, 4, 5, (0.1,) * 8)
+    assert final.decide(math.inf) == (HEURISTIC if is_kept else DEFAULT, Verdict.AMBIGUOUS)
+    assert final.timings == few

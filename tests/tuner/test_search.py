@@ -24,7 +24,9 @@ from attention_tuner.tuner.leads import proven
 from attention_tuner.tuner.run import Listener, Progress, Settings
 from attention_tuner.tuner.search import (
     EXCEEDS_SHARED_MEMORY,
+    FEW_TIMED,
     INTERPRETED_SAMPLES,
+    OVERRUN_S,
     PROVEN_SHARE,
     Search,
 )
@@ -37,7 +39,8 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def searched(bench: Bench, settings: Settings | None = None, deadline: float = math.inf, task: Task = TASK) -> Search:
-    search = Search(task, bench.run(settings or Settings(trials=20)))
+    """A search that has as much time as the whole run."""
+    search = Search(task, replace(bench.run(settings or Settings(trials=20)), deadline=deadline))
     search.reuse()
     search.explore(deadline)
     return search
@@ -157,6 +160,29 @@ def test_a_variant_is_not_blamed_for_a_budget_that_ran_out(bench: Bench) -> None
     search = searched(bench, Settings(trials=1000), start + 10)
     assert bench.clock() - start == pytest.approx(10)
     assert search.result.outcomes == {"timed": 4}
+
+
+def test_a_task_whose_share_is_short_still_times_a_few(bench: Bench) -> None:
+    bench.worker.start_cost = 4.0
+    run = replace(bench.run(Settings(trials=1000)), deadline=bench.clock() + 100)
+    search = Search(TASK, run)
+    search.reuse()
+    start = bench.clock()
+    search.explore(start + 1)
+    # One more was under way.
+    assert FEW_TIMED <= search.result.outcomes["timed"] <= FEW_TIMED + 1
+    assert search.baseline == DEFAULT
+    assert bench.clock() - start <= 1 + OVERRUN_S
+
+
+def test_what_hangs_in_a_short_share_does_not_take_much_more(bench: Bench) -> None:
+    bench.worker.faults = lambda v: "hang"
+    search = Search(TASK, replace(bench.run(Settings(trials=1000)), deadline=bench.clock() + 100))
+    search.reuse()
+    start = bench.clock()
+    search.explore(start + 1)
+    assert bench.clock() - start == pytest.approx(1 + OVERRUN_S)
+    assert search.result.outcomes == {}
 
 
 def test_a_variant_that_hangs_is_blamed(bench: Bench) -> None:
