@@ -128,9 +128,10 @@ def run(options: argparse.Namespace) -> Results:
         options.out.unlink(missing_ok=True)
     results = Results(options.out)
     results.begin({**record.record(), "configs": configs.id, "samples": options.samples})
-    found = registry.load(peers, Places(options.vllm))
+    left_out = [peer for peer in registry.PEERS if peer not in peers]
+    found = registry.load(peers, Places(options.vllm)) | {peer.name: "left out of this run" for peer in left_out}
     loaded = {name: each for name, each in found.items() if isinstance(each, Loaded)}
-    for peer in peers:
+    for peer in (*peers, *left_out):
         facts, known = facts_of(peer, found[peer.name]), results.document["peers"].get(peer.name)
         # What was measured stays measured, though the peer may be missing now.
         if not known or facts["missing"] is None or known["missing"] is not None:

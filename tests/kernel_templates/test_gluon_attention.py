@@ -16,6 +16,7 @@ COMPILED = [
     (SPEC, variant_of(128, num_stages=3, registers=232, partials="bfloat16")),
     (AttentionSpec(7, 1, 64, "float16"), variant_of(48, order="items")),
     (AttentionSpec(8, 2, 256), variant_of(16, block_n=64)),
+    (SPEC, variant_of(16, block_n=64, num_stages=6, dispatch="dynamic")),
 ]
 
 
