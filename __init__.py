@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .kernel_templates.gpu import Gpu as Gpu
     from .kernel_templates.launch import Tensors as Tensors
     from .kernel_templates.launch import make_launcher as make_launcher
+    from .kernel_templates.merge import merge as merge
     from .kernel_templates.outcome import BestConfig as BestConfig
     from .kernel_templates.spec import AttentionSpec as AttentionSpec
     from .kernel_templates.variant import Variant as Variant
@@ -49,6 +50,7 @@ __all__ = [
     "__version__",
     "lookup",
     "make_launcher",
+    "merge",
     "tune",
 ]
 
@@ -69,6 +71,7 @@ _HOMES = {
     "Variant": ".kernel_templates.variant",
     "lookup": ".db.lookup",
     "make_launcher": ".kernel_templates.launch",
+    "merge": ".kernel_templates.merge",
     "tune": ".tuner.tune",
 }
 

@@ -43,6 +43,8 @@ _SPEC: dict[str, Callable[[Field], object]] = {
     "has_sinks": Field.flag,
     "has_alibi": Field.flag,
     "scale": lambda field: field.optional(Field.number),
+    "v_head_dim": lambda field: field.optional(Field.whole),
+    "has_tree_mask": Field.flag,
 }
 
 

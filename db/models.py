@@ -256,17 +256,17 @@ def _outcome_columns(outcome: Outcome) -> dict[str, object]:
         case Wrong(_, check):
             return {"outcome": "wrong", "reason": outcome.reason, **_check_columns(check)}
         case Failed(_, stage, reason):
-            return {"outcome": "failed", "stage": stage, "reason": _storable(reason)}
+            return {"outcome": "failed", "stage": stage, "reason": storable(reason)}
         case Skipped(_, reason):
-            return {"outcome": "skipped", "reason": _storable(reason)}
+            return {"outcome": "skipped", "reason": storable(reason)}
 
 
 def _check_columns(check: Check) -> dict[str, object]:
     ratio = None if math.isnan(check.worst_ratio) else check.worst_ratio
-    return {"check_ratio": ratio, "check_level": check.level, "check_detail": _storable(check.detail)}
+    return {"check_ratio": ratio, "check_level": check.level, "check_detail": storable(check.detail)}
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """`text` without what a database refuses: a compiler's message may hold stray bytes, and must not end the run."""
     return text.replace("\0", "?").encode("utf-8", "replace").decode()
 

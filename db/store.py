@@ -21,12 +21,13 @@ from sqlalchemy.orm import Session
 
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.errors import StoreError
-from ..kernel_templates.outcome import BestConfig, Environment, Regime
+from ..kernel_templates.outcome import BestConfig, Environment, FullCheck, Regime
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import templates
 from ..kernel_templates.variant import Variant
 from . import migrate
 from .engine import WRITES, make_engine, shown_name, sqlite_path, translated
+from .full_checks import FullCheckRow, FullChecks
 from .models import UNREADABLE, BestRow, RunRow, TrialRow
 from .records import EnvironmentOf, Setting, TrialRecord, utc_now
 
@@ -121,13 +122,15 @@ class Store:
         """The trials that need not be measured again: the latest of each variant, oldest first.
 
         They are those of `setting` (its GPU by name and number of SMs) in the present environment of their template.
+        What was timed and has failed the full check there is `Wrong`.
         """
         latest: dict[Variant, TrialRecord] = {}
         for record, outdated in self._judged(setting, environment_of):
             if outdated is None:
                 latest.pop(record.outcome.variant, None)
                 latest[record.outcome.variant] = record
-        return list(latest.values())
+        checks = FullChecks(self.full_checks(spec=setting.spec, gpu_name=setting.gpu.name))
+        return [checks.on_trial(record) for record in latest.values()]
 
     def outdated_trials(self, setting: Setting, environment_of: EnvironmentOf) -> Counter[str]:
         """How many trials of `setting` cannot be reused, by the first reason."""
@@ -161,14 +164,52 @@ class Store:
     def best_configs(self, *, spec: AttentionSpec | None = None, bucket: BatchBucket | None = None,
                      page_size: int | None = None, gpu_name: str | None = None,
                      regime: Regime | None = None) -> list[BestConfig]:
-        """The best configs with these properties, None meaning any, in a fixed order."""
+        """The best configs with these properties, None meaning any, in a fixed order.
+
+        Whether one has passed the full check is answered by `checked`, which leaves out those that failed.
+        """
         wanted = {"spec": spec and spec.key(), "bucket": bucket and bucket.key(), "page_size": page_size,
                   "gpu_name": gpu_name, "regime": regime and str(regime)}
         query = select(BestRow).filter_by(**{name: value for name, value in wanted.items() if value is not None})
         order = (BestRow.gpu_name, BestRow.gpu_num_sms, BestRow.spec, BestRow.page_size, BestRow.bucket, BestRow.batch,
                  BestRow.regime)
         with self._reading() as session:
-            return self._readable(session.scalars(query.order_by(*order)))
+            configs = self._readable(session.scalars(query.order_by(*order)))
+        return self.checked(configs)
+
+    def put_full_check(self, *checks: FullCheck) -> None:
+        """Keep these full checks, each in the place of one of the same variant, layer, GPU and environment."""
+        with self._writing() as session:
+            for check in checks:
+                row = FullCheckRow.of(check)
+                session.execute(delete(FullCheckRow).filter_by(**row.key()))
+                session.add(row)
+                session.flush()
+
+    def full_checks(self, *, spec: AttentionSpec | None = None, variant: Variant | None = None,
+                    gpu_name: str | None = None) -> list[FullCheck]:
+        """The full checks with these properties, None meaning any, the earliest first."""
+        wanted = {"spec": spec and spec.key(), "variant": variant and variant.key(), "gpu_name": gpu_name}
+        query = select(FullCheckRow).filter_by(**{name: value for name, value in wanted.items() if value is not None})
+        with self._reading() as session:
+            return self._readable(session.scalars(query.order_by(FullCheckRow.checked_at, FullCheckRow.id)))
+
+    def checked(self, configs: Iterable[BestConfig]) -> list[BestConfig]:
+        """`configs` with what the stored full checks say of them, as `FullChecks` has it.
+
+        One that failed is left out with a warning that names the case.
+        """
+        checks = FullChecks(self.full_checks())
+        answered: list[BestConfig] = []
+        for config in configs:
+            failure = checks.failure(config)
+            if failure is None:
+                answered.append(checks.on_config(config))
+                continue
+            warnings.warn(f"the best config for {config.batch} of {config.shape.spec.key()!r} on {config.gpu.name} in "
+                          f"database {self.name!r} is set aside: its variant {config.variant.key()!r} failed the full "
+                          f"check's case {failure.name!r}: {failure.reason}", stacklevel=3)
+        return answered
 
     def _judged(self, setting: Setting, environment_of: EnvironmentOf) -> list[tuple[TrialRecord, str | None]]:
         """The trials of `setting`, each with the reason why it is out of date."""

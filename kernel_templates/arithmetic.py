@@ -1,19 +1,62 @@
 """What the kernels share of arithmetic, and what the interpreter needs of it in bfloat16."""
 
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
+import math
+
 import triton
 import triton.language as tl
 
 # Finite, so that a row that sees no key of an item has weight 0 and not NaN.
 LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
+LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
-def dot(a, b, WIDEN: tl.constexpr):
-    """a @ b in float32. The interpreter multiplies bfloat16 wrongly, so there, and only there, operands are widened."""
+def dot(a, b, WIDEN: tl.constexpr, acc=None):
+    """a @ b, plus `acc` if there is one, in float32; products of float32 are IEEE's, not TF32.
+
+    The interpreter multiplies bfloat16 wrongly, so there, and only there, operands are widened.
+    """
     if WIDEN:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    return tl.dot(a, b)
+        product = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+        return product if acc is None else acc + product
+    elif a.dtype == tl.float32:
+        return tl.dot(a, b, acc, input_precision="ieee")
+    else:
+        return tl.dot(a, b, acc)
+
+
+@triton.jit
+def load_tile(pointers, rows, columns, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr):
+    """A tile of memory, 0 where `rows` or `columns` does not hold, if they are to be masked at all."""
+    if MASK_ROWS and MASK_COLUMNS:
+        return tl.load(pointers, mask=rows[:, None] & columns[None, :], other=0.0)
+    elif MASK_ROWS:
+        return tl.load(pointers, mask=rows[:, None], other=0.0)
+    elif MASK_COLUMNS:
+        return tl.load(pointers, mask=columns[None, :], other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def logits(products, first, position, slope, qk_scale, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr):
+    """What goes into the softmax, in base 2, of the products of rows at `position` with keys from `first` on.
+
+    With a soft cap c: c * tanh(s / c) (Gemma 2, arXiv:2408.00118); with ALiBi: plus slope * (key - position)
+    (arXiv:2108.12409). `slope` is in base 2, as `qk_scale` is.
+    """
+    scores = products * qk_scale
+    if SOFT_CAP is not None:
+        # tanh(x) = 1 - 2 / (1 + e^2x). Where the bound cuts it is 1 in float32, and nothing overflows.
+        power = tl.exp2(tl.minimum(scores * (2 / SOFT_CAP), 64.0))
+        scores = SOFT_CAP * LOG2_E - (2 * SOFT_CAP * LOG2_E) / (1.0 + power)
+    if ALIBI:
+        columns = tl.arange(0, products.shape[1]).to(tl.float32)
+        # Distances are exact as integers; from a tile's first key on a product with the slope is added.
+        row_bias = slope * (first - position).to(tl.float32)
+        scores += row_bias[:, None] + slope[:, None] * columns[None, :]
+    return scores
 
 
 @triton.jit

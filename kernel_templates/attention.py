@@ -5,36 +5,66 @@ head kv_head * GROUP + r % GROUP. So a tile is full whatever the group, and a gr
 online softmax is FlashAttention's (arXiv:2205.14135, 2307.08691), in base 2 with the scale folded in.
 """
 
-# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 
-from .arithmetic import LOWEST, dot, narrow
+from .arithmetic import LOG2_E, LOWEST, dot, load_tile, logits, narrow
 from .batch import SHORT_QUERY
-from .combine import MERGE, merge_if_last
-from .plan import ITEM_FIELDS
+from .combine import MERGE, merge_if_last, write_rows
+from .plan import ITEM_FIELDS, TREE_TOKENS
 
 ITEM: tl.constexpr = tl.constexpr(ITEM_FIELDS)
 SHORT_TOKENS: tl.constexpr = tl.constexpr(SHORT_QUERY)
+MOST_TREE_TOKENS: tl.constexpr = tl.constexpr(TREE_TOKENS)
+
+
+@triton.jit
+def seen(key, stop, rows, features, WINDOW: tl.constexpr):
+    """Which keys, of those before stop, each row sees: [rows, keys]."""
+    position, _, context_len, word, has_words, _ = rows
+    visible = key[None, :] <= position[:, None]
+    if WINDOW:
+        visible = visible & (key[None, :] > position[:, None] - WINDOW)
+    if features.tree_mask is not None:
+        own = key - context_len
+        by_word = has_words & (own >= 0) & (key < stop)
+        # By halves: a tile of 64-bit numbers would take twice the registers of the scores.
+        low_half, high_half = word.to(tl.int32), (word >> 32).to(tl.int32)
+        half = tl.where((own < 32)[None, :], low_half[:, None], high_half[:, None])
+        bit = (half >> (own & 31)[None, :]) & 1
+        visible = tl.where(by_word[None, :], bit != 0, visible)
+    return visible
 
 
 @triton.jit
 def attend(
-    state, q, k_cache, v_cache, k_desc, v_desc, pages, kv_head, start, stop, position, qk_scale,
+    state, q, k_cache, v_cache, k_desc, v_desc, pages, kv_head, start, stop, rows, features, qk_scale,
     stride_k_page, stride_k_token, stride_v_page, stride_v_token,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    WIDEN: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Fold keys start to stop, start a multiple of BLOCK_N, into `state` (accumulator, row maximum, row sum).
 
-    Without MASKED all keys are visible to all rows and stop is a multiple of BLOCK_N too.
+    `rows`: of each row its position, the word of its tree mask and its ALiBi slope; of the tile the first key that any
+    row sees, the context length, and whether the words count. Without MASKED all keys are visible to all rows and stop
+    is a multiple of BLOCK_N too.
     """
     acc, row_max, row_sum = state
+    position, low, _, _, _, slope = rows
+    K_DIM: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    V_DIM: tl.constexpr = triton.next_power_of_2(VALUE_DIM)
+    ALIBI: tl.constexpr = features.alibi_slopes is not None
     columns = tl.arange(0, BLOCK_N)
-    dims = tl.arange(0, HEAD_DIM)
+    k_dims = tl.arange(0, K_DIM)
+    v_dims = tl.arange(0, V_DIM)
     for first in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         key = first + columns
         written = key < stop
+        if WINDOW:
+            # What no row sees need not be in the cache any more.
+            written = written & (key >= low)
         if PAGE_SIZE % BLOCK_N == 0:
             page = tl.load(pages + first // PAGE_SIZE).to(tl.int64)
             slot = first % PAGE_SIZE + columns
@@ -46,16 +76,17 @@ def attend(
             slot = key % PAGE_SIZE
         if TMA:
             index = [page.to(tl.int32), kv_head, first % PAGE_SIZE, 0]
-            k = k_desc.load(index).reshape(BLOCK_N, HEAD_DIM).T
+            k = k_desc.load(index).reshape(BLOCK_N, K_DIM).T
         else:
             k_offset = page * stride_k_page + slot * stride_k_token
+            k = load_tile(
+                k_cache + k_offset[None, :] + k_dims[:, None], k_dims < HEAD_DIM, written, K_DIM != HEAD_DIM, MASKED
+            )
+        scores = dot(q, k.to(q.dtype), WIDEN)
+        if MASKED or SOFT_CAP is not None or ALIBI:
+            scores = logits(scores, first, position, slope, qk_scale, SOFT_CAP, ALIBI)
             if MASKED:
-                k = tl.load(k_cache + k_offset[None, :] + dims[:, None], mask=written[None, :], other=0.0)
-            else:
-                k = tl.load(k_cache + k_offset[None, :] + dims[:, None])
-        scores = dot(q, k, WIDEN)
-        if MASKED:
-            scores = tl.where(key[None, :] <= position[:, None], scores * qk_scale, float("-inf"))
+                scores = tl.where(seen(key, stop, rows, features, WINDOW), scores, float("-inf"))
             new_max = tl.maximum(row_max, tl.max(scores, 1))
             p = tl.exp2(scores - new_max[:, None])
         else:
@@ -65,20 +96,16 @@ def attend(
         row_sum = row_sum * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
         if TMA:
-            v = v_desc.load(index).reshape(BLOCK_N, HEAD_DIM)
+            v = v_desc.load(index).reshape(BLOCK_N, V_DIM).to(q.dtype)
             if MASKED:
                 # A probability of 0 does not cancel a NaN in a slot that was never written.
                 v = tl.where(written[:, None], v, 0.0)
         else:
             v_offset = page * stride_v_page + slot * stride_v_token
-            if MASKED:
-                v = tl.load(v_cache + v_offset[:, None] + dims[None, :], mask=written[:, None], other=0.0)
-            else:
-                v = tl.load(v_cache + v_offset[:, None] + dims[None, :])
-        if WIDEN:
-            acc += dot(p, v, WIDEN)
-        else:
-            acc = tl.dot(p.to(v.dtype), v, acc)
+            v = load_tile(
+                v_cache + v_offset[:, None] + v_dims[None, :], written, v_dims < VALUE_DIM, MASKED, V_DIM != VALUE_DIM
+            ).to(q.dtype)
+        acc = dot(p if WIDEN else p.to(v.dtype), v, WIDEN, acc)
         row_max = new_max
     return acc, row_max, row_sum
 
@@ -86,10 +113,11 @@ def attend(
 @triton.jit
 def tile(
     item, kv_head, q, k_cache, v_cache, k_desc, v_desc, out, block_table, partial_out, partial_max, partial_sum,
-    partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+    partial_rows, features, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
     stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
+    VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    STAGES: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Compute one work item for one KV head."""
     q_start = tl.load(item)
@@ -101,47 +129,86 @@ def tile(
     pages = block_table + tl.load(item + 6).to(tl.int64) * stride_table
     slot = tl.load(item + 7)
 
+    K_DIM: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    V_DIM: tl.constexpr = triton.next_power_of_2(VALUE_DIM)
     row = first_row + tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, HEAD_DIM)
+    k_dims = tl.arange(0, K_DIM)
     token = row // GROUP
     head = kv_head * GROUP + row % GROUP
     valid = row < num_rows
     q_offset = (q_start + token).to(tl.int64) * stride_q_token + head * stride_q_head
-    q_tile = tl.load(q + q_offset[:, None] + dims[None, :], mask=valid[:, None], other=0.0)
+    q_tile = load_tile(q + q_offset[:, None] + k_dims[None, :], valid, k_dims < HEAD_DIM, True, K_DIM != HEAD_DIM)
     position = context_len + token
     k_head = k_cache + kv_head.to(tl.int64) * stride_k_head
     v_head = v_cache + kv_head.to(tl.int64) * stride_v_head
+    if features.k_scale is not None:
+        qk_scale = qk_scale * tl.load(features.k_scale + kv_head)
 
-    state = (
-        tl.zeros([BLOCK_M, HEAD_DIM], tl.float32),
-        tl.full([BLOCK_M], LOWEST, tl.float32),
-        tl.zeros([BLOCK_M], tl.float32),
-    )
-    # Keys up to here are visible to the tile's first row, so to all of its rows.
-    visible = tl.minimum(context_len + first_row // GROUP + 1, stop) // BLOCK_N * BLOCK_N
+    # The keys up to `common` are visible to the tile's first row, so to all of its rows; windows aside.
+    common = context_len + first_row // GROUP + 1
+    low = 0
+    if WINDOW:
+        low = tl.maximum(common - WINDOW, 0)
+    word, has_words = 0, False
+    if features.tree_mask is not None:
+        has_words = (num_rows > GROUP) & (num_rows <= MOST_TREE_TOKENS * GROUP)
+        word = tl.load(features.tree_mask + q_start + token, mask=valid, other=0)
+        common = tl.where(has_words, context_len, common)
+        low = tl.where(has_words, tl.minimum(low, context_len), low)
+    slope = 0.0
+    if features.alibi_slopes is not None:
+        slope = tl.load(features.alibi_slopes + head, mask=valid, other=0.0) * LOG2_E
+    rows = (position, low, context_len, word, has_words, slope)
+
+    row_max = tl.full([BLOCK_M], LOWEST, tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    if features.sinks is not None:
+        # A sink is a key without a value that one item sees before all others: the first of its tile.
+        sink = tl.load(features.sinks + head, mask=valid, other=0.0) * LOG2_E
+        is_first = start == low // BLOCK_N * BLOCK_N
+        row_max = tl.where(is_first, tl.maximum(sink, LOWEST), row_max)
+        row_sum = tl.where(is_first, 1.0, row_sum)
+    state = (tl.zeros([BLOCK_M, V_DIM], tl.float32), row_max, row_sum)
+    visible = tl.minimum(common, stop) // BLOCK_N * BLOCK_N
     visible = tl.maximum(visible, start)
+    whole = start
+    if WINDOW:
+        # Before `whole` lie keys that are outside the window of the tile's last row.
+        last_row = tl.minimum(first_row + BLOCK_M, num_rows) - 1
+        outside = tl.maximum(context_len + last_row // GROUP + 1 - WINDOW, 0)
+        whole = tl.minimum(tl.maximum(tl.cdiv(outside, BLOCK_N) * BLOCK_N, start), visible)
+        state = attend(
+            state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, start, whole, rows, features, qk_scale,
+            stride_k_page, stride_k_token, stride_v_page, stride_v_token,
+            BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, 1, TMA, WIDEN, True,
+        )  # fmt: skip
     state = attend(
-        state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, start, visible, position, qk_scale,
+        state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, whole, visible, rows, features, qk_scale,
         stride_k_page, stride_k_token, stride_v_page, stride_v_token,
-        BLOCK_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, WIDEN, False,
+        BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES, TMA, WIDEN, False,
     )  # fmt: skip
     # The tail is at most a few tiles: pipelining it would only add code and shared memory.
     acc, row_max, row_sum = attend(
-        state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, visible, stop, position, qk_scale,
+        state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, visible, stop, rows, features, qk_scale,
         stride_k_page, stride_k_token, stride_v_page, stride_v_token,
-        BLOCK_N, HEAD_DIM, PAGE_SIZE, 1, TMA, WIDEN, True,
+        BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, 1, TMA, WIDEN, True,
     )  # fmt: skip
+    if features.v_scale is not None:
+        acc = acc * tl.load(features.v_scale + kv_head)
 
     if slot < 0:
-        o_offset = (q_start + token).to(tl.int64) * stride_o_token + head * stride_o_head
-        result = narrow(acc / row_sum[:, None], out.dtype.element_ty, WIDEN)
-        tl.store(out + o_offset[:, None] + dims[None, :], result, mask=valid[:, None])
+        write_rows(
+            acc, row_max, row_sum, q_start + token, head, valid, out, features, stride_o_token, stride_o_head,
+            VALUE_DIM, WIDEN,
+        )  # fmt: skip
     else:
         partial = kv_head.to(tl.int64) * partial_rows + slot + tl.arange(0, BLOCK_M)
         # Not divided by the sum where they are stored in bfloat16: it has the range of float32, and the same relative
         # error whatever the size.
         values = narrow(acc, partial_out.dtype.element_ty, WIDEN)
-        tl.store(partial_out + partial[:, None] * HEAD_DIM + dims[None, :], values, mask=valid[:, None])
+        v_dims = tl.arange(0, V_DIM)
+        stored = valid[:, None] & (v_dims < VALUE_DIM)[None, :] if V_DIM != VALUE_DIM else valid[:, None]
+        tl.store(partial_out + partial[:, None] * VALUE_DIM + v_dims[None, :], values, mask=stored)
         tl.store(partial_max + partial, row_max, mask=valid)
         tl.store(partial_sum + partial, row_sum, mask=valid)
 
@@ -149,34 +216,35 @@ def tile(
 @triton.jit
 def whole_tile(
     item, merge, kv_head, q, k_cache, v_cache, k_desc, v_desc, out, block_table, partial_out, partial_max, partial_sum,
-    counters, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+    counters, partial_rows, features, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
     stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, LAST_MERGES: tl.constexpr,
-    WIDEN: tl.constexpr,
+    VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    STAGES: tl.constexpr, TMA: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Compute one work item for one KV head and, if it is the last of its tile and LAST_MERGES, merge the tile."""
     tile(
         item, kv_head, q, k_cache, v_cache, k_desc, v_desc, out, block_table, partial_out, partial_max, partial_sum,
-        partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+        partial_rows, features, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
         stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
-        GROUP, BLOCK_M, BLOCK_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, WIDEN,
+        GROUP, BLOCK_M, BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES, TMA, WIDEN,
     )  # fmt: skip
     if LAST_MERGES:
         merge_if_last(
             item, merge, kv_head, out, partial_out, partial_max, partial_sum, counters, partial_rows,
-            stride_o_token, stride_o_head, GROUP, HEAD_DIM, BLOCK_M, WIDEN,
+            features, stride_o_token, stride_o_head, GROUP, VALUE_DIM, BLOCK_M, WIDEN,
         )  # fmt: skip
 
 
 @triton.jit
 def unit(
     number, kv_head, items, merges, q, k_cache, v_cache, k_long, v_long, k_short, v_short, out, block_table,
-    partial_out, partial_max, partial_sum, counters, partial_rows, qk_scale,
+    partial_out, partial_max, partial_sum, counters, partial_rows, features, qk_scale,
     stride_q_token, stride_q_head, stride_o_token, stride_o_head,
     stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr,
-    SHORT_M: tl.constexpr, SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr, SHORT_M: tl.constexpr,
+    SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
     LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Compute item `number` for one KV head, in the body of its sequence."""
@@ -185,34 +253,38 @@ def unit(
     if LONG_M == SHORT_M and LONG_N == SHORT_N:
         whole_tile(
             item, merge, kv_head, q, k_cache, v_cache, k_long, v_long, out, block_table, partial_out, partial_max,
-            partial_sum, counters, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token,
+            partial_sum, counters, partial_rows, features, qk_scale, stride_q_token, stride_q_head, stride_o_token,
             stride_o_head, stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
-            stride_table, GROUP, LONG_M, LONG_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, LAST_MERGES, WIDEN,
+            stride_table, GROUP, LONG_M, LONG_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES,
+            TMA, LAST_MERGES, WIDEN,
         )  # fmt: skip
     elif tl.load(item + 2) > SHORT_TOKENS * GROUP:
         whole_tile(
             item, merge, kv_head, q, k_cache, v_cache, k_long, v_long, out, block_table, partial_out, partial_max,
-            partial_sum, counters, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token,
+            partial_sum, counters, partial_rows, features, qk_scale, stride_q_token, stride_q_head, stride_o_token,
             stride_o_head, stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
-            stride_table, GROUP, LONG_M, LONG_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, LAST_MERGES, WIDEN,
+            stride_table, GROUP, LONG_M, LONG_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES,
+            TMA, LAST_MERGES, WIDEN,
         )  # fmt: skip
     else:
         whole_tile(
             item, merge, kv_head, q, k_cache, v_cache, k_short, v_short, out, block_table, partial_out, partial_max,
-            partial_sum, counters, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token,
+            partial_sum, counters, partial_rows, features, qk_scale, stride_q_token, stride_q_head, stride_o_token,
             stride_o_head, stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
-            stride_table, GROUP, SHORT_M, SHORT_N, HEAD_DIM, PAGE_SIZE, STAGES, TMA, LAST_MERGES, WIDEN,
+            stride_table, GROUP, SHORT_M, SHORT_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES,
+            TMA, LAST_MERGES, WIDEN,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["partial_rows", "stride_table"])
 def attention_kernel(
     items, merges, counts, q, k_cache, v_cache, k_long, v_long, k_short, v_short, out, block_table,
-    partial_out, partial_max, partial_sum, counters, partial_rows, qk_scale,
+    partial_out, partial_max, partial_sum, counters, partial_rows, features, qk_scale,
     stride_q_token, stride_q_head, stride_o_token, stride_o_head,
     stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr,
-    SHORT_M: tl.constexpr, SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, PART: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr, SHORT_M: tl.constexpr,
+    SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, PART: tl.constexpr,
     HEADS_FIRST: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Compute the `counts[0]` items of the work list, or a PART of them: the first `counts[2]` ("long") or the others.
@@ -232,8 +304,9 @@ def attention_kernel(
     if number < stop:
         unit(
             number, kv_head, items, merges, q, k_cache, v_cache, k_long, v_long, k_short, v_short, out, block_table,
-            partial_out, partial_max, partial_sum, counters, partial_rows, qk_scale,
+            partial_out, partial_max, partial_sum, counters, partial_rows, features, qk_scale,
             stride_q_token, stride_q_head, stride_o_token, stride_o_head,
             stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
-            GROUP, HEAD_DIM, PAGE_SIZE, LONG_M, LONG_N, SHORT_M, SHORT_N, STAGES, TMA, LAST_MERGES, WIDEN,
+            GROUP, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, LONG_M, LONG_N, SHORT_M, SHORT_N,
+            STAGES, TMA, LAST_MERGES, WIDEN,
         )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 
 from .batch import Batch
 from .limits import Body
-from .plan import WorkList, balanced_segments, cut_tiles, equal_segments, work_list
+from .plan import WorkList, balanced_segments, equal_segments, work_list
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 
@@ -30,7 +30,7 @@ class BalancedLauncher(WorkListLauncher):
 
     def work_list(self, batch: Batch) -> WorkList:
         """Key ranges for `waves` programs a multiprocessor."""
-        tiles = cut_tiles(batch, self.spec.group_size, self.constants.long, self.constants.short)
+        tiles = self.tiles(batch)
         segments = equal_segments(tiles, 1)
         if self.num_balanced:
             segments = balanced_segments(tiles, self.num_balanced, self.variant.number("long_weight"))

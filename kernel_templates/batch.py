@@ -22,7 +22,10 @@ _GROUP = re.compile(r"([0-9]{1,10})x([0-9]{1,10})@([0-9]{1,10})")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences of one launch, each `(query_len, context_len)`; context tokens are already in the cache."""
+    """The sequences of one launch, each `(query_len, context_len)`; context tokens are already in the cache.
+
+    A sequence may have no query token, and none of its keys is then read; a batch has one at least.
+    """
 
     sequences: tuple[tuple[int, int], ...]
 
@@ -30,9 +33,10 @@ class Batch:
         if not self.sequences:
             raise BatchError("a batch needs at least one sequence")
         for query_len, context_len in self.sequences:
-            if query_len < 1 or context_len < 0:
-                raise BatchError(f"a sequence needs at least 1 query token and no negative context, "
-                                 f"not {query_len} at {context_len}")
+            if query_len < 0 or context_len < 0:
+                raise BatchError(f"a sequence has no negative lengths: {query_len} query tokens at {context_len}")
+        if not self.num_tokens:
+            raise BatchError("a batch needs at least one query token")
 
     @classmethod
     def parse(cls, text: str) -> Batch:
@@ -72,8 +76,8 @@ class Batch:
         return tuple(query_len + context_len for query_len, context_len in self.sequences)
 
     def has_part(self, part: str) -> bool:
-        """Whether any sequence is "short" (at most `SHORT_QUERY` query tokens) or "long"."""
-        return any((query_len <= SHORT_QUERY) == (part == "short") for query_len, _ in self.sequences)
+        """Whether any sequence is "short" (1 to `SHORT_QUERY` query tokens) or "long"."""
+        return any(query_len and (query_len <= SHORT_QUERY) == (part == "short") for query_len, _ in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class BatchBucket:
     """What a tuned config is keyed by at run time: sizes of the short and long part, each a power of two or 0.
 
     Short are decode and verification, long is chunked prefill; `short_skew` is the longest short sequence over the
-    mean.
+    mean. Sequences without a query token are no work and count nowhere.
     """
 
     short_seqs: int
@@ -105,7 +109,7 @@ class BatchBucket:
     @classmethod
     def of(cls, batch: Batch) -> BatchBucket:
         """The bucket of `batch`: the one rule for tuning and for lookup."""
-        short = [s for s in batch.sequences if s[0] <= SHORT_QUERY]
+        short = [s for s in batch.sequences if 1 <= s[0] <= SHORT_QUERY]
         long = [s for s in batch.sequences if s[0] > SHORT_QUERY]
         short_kv = [query_len + context_len for query_len, context_len in short]
         skew = max(short_kv) * len(short_kv) / sum(short_kv) if short_kv else 0
@@ -157,13 +161,23 @@ class Shape:
 def minimum_traffic(spec: AttentionSpec, batch: Batch) -> tuple[int, float]:
     """The bytes and floating-point operations that `batch` cannot do without: `(bytes, flops)`.
 
-    Bytes: every K and V element once, q and the output once. Operations: two products, each of 2 * head_dim, over every
-    visible (query, key) pair and query head; a query i of a sequence sees context + i + 1 keys.
+    Bytes: K and V of every key that any query sees once, q and the output once. Operations: two products, of
+    2 * head_dim and 2 * value_dim, over every visible (query, key) pair and query head; a query i of a sequence sees
+    context + i + 1 keys, or as many as the window holds. What a tree mask hides is counted as if it were visible.
     """
-    kv_elements = 2 * sum(batch.kv_lens) * spec.num_kv_heads * spec.head_dim
-    q_elements = 2 * batch.num_tokens * spec.num_q_heads * spec.head_dim
-    pairs = sum(q * (c + (q + 1) / 2) for q, c in batch.sequences)
-    return (kv_elements + q_elements) * spec.element_bytes, 4.0 * spec.num_q_heads * spec.head_dim * pairs
+    window = spec.sliding_window or max(batch.kv_lens)
+    keys = sum(min(q + c, q + window - 1) for q, c in batch.sequences if q)
+    kv_elements = keys * spec.num_kv_heads * (spec.head_dim + spec.value_dim)
+    q_elements = batch.num_tokens * spec.num_q_heads * (spec.head_dim + spec.value_dim)
+    pairs = sum(_visible_pairs(q, c, window) for q, c in batch.sequences)
+    flops = 2.0 * spec.num_q_heads * (spec.head_dim + spec.value_dim) * pairs
+    return kv_elements * spec.kv_element_bytes + q_elements * spec.element_bytes, flops
+
+
+def _visible_pairs(query_len: int, context_len: int, window: int) -> int:
+    # The first rows see all before them, the others a whole window.
+    growing = min(query_len, max(0, window - context_len))
+    return growing * context_len + growing * (growing + 1) // 2 + (query_len - growing) * window
 
 
 def _power_of_two(size: float) -> int:

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from .arithmetic import LOWEST, narrow
+from .arithmetic import LOG2_E, LOWEST, narrow
 from .plan import ENTRY_FIELDS, MERGE_FIELDS
 
 ENTRY: tl.constexpr = tl.constexpr(ENTRY_FIELDS)
@@ -12,10 +12,35 @@ MERGE: tl.constexpr = tl.constexpr(MERGE_FIELDS)
 
 
 @triton.jit
+def write_rows(
+    acc, row_max, row_sum, token, head, valid, out, features, stride_o_token, stride_o_head,
+    VALUE_DIM: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Write the output, and the log-sum-exp if asked for, of the rows of `token` and `head` that are `valid`."""
+    DIM: tl.constexpr = triton.next_power_of_2(VALUE_DIM)
+    dims = tl.arange(0, DIM)
+    offset = token.to(tl.int64) * stride_o_token + head * stride_o_head
+    if features.tree_mask is not None:
+        # A mask may hide every key: then the output is 0.
+        acc = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    else:
+        acc = acc / row_sum[:, None]
+    result = narrow(acc, out.dtype.element_ty, WIDEN)
+    if DIM == VALUE_DIM:
+        tl.store(out + offset[:, None] + dims[None, :], result, mask=valid[:, None])
+    else:
+        mask = valid[:, None] & (dims < VALUE_DIM)[None, :]
+        tl.store(out + offset[:, None] + dims[None, :], result, mask=mask)
+    if features.lse is not None:
+        lse = (row_max + tl.log2(row_sum)) / LOG2_E
+        tl.store(features.lse + token.to(tl.int64) * features.stride_lse + head, lse, mask=valid)
+
+
+@triton.jit
 def merge_rows(
     row, num_rows, q_start, kv_head, slot, num_partials, stride, out, partial_out, partial_max, partial_sum,
-    partial_rows, stride_o_token, stride_o_head,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, PARTIALS: tl.constexpr, WIDEN: tl.constexpr,
+    partial_rows, features, stride_o_token, stride_o_head,
+    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, ROWS: tl.constexpr, PARTIALS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Merge the partial results of ROWS rows from `row` on, PARTIALS at a time in their order, and write the output.
 
@@ -24,8 +49,9 @@ def merge_rows(
     """
     rows = row + tl.arange(0, ROWS)
     valid = rows < num_rows
-    dims = tl.arange(0, HEAD_DIM)
-    acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    DIM: tl.constexpr = triton.next_power_of_2(VALUE_DIM)
+    dims = tl.arange(0, DIM)
+    acc = tl.zeros([ROWS, DIM], tl.float32)
     row_max = tl.full([ROWS], LOWEST, tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     base = kv_head.to(tl.int64) * partial_rows + slot + tl.arange(0, ROWS)
@@ -36,8 +62,11 @@ def merge_rows(
         # From L2, where the programs that wrote them put them: another multiprocessor's L1 may hold what was there.
         maxima = tl.load(partial_max + partial, mask=present, other=LOWEST, cache_modifier=".cg")
         sums = tl.load(partial_sum + partial, mask=present, other=0.0, cache_modifier=".cg")
+        stored = present[:, :, None]
+        if DIM != VALUE_DIM:
+            stored = stored & (dims < VALUE_DIM)[None, None, :]
         values = tl.load(
-            partial_out + partial[:, :, None] * HEAD_DIM + dims[None, None, :], mask=present[:, :, None], other=0.0,
+            partial_out + partial[:, :, None] * VALUE_DIM + dims[None, None, :], mask=stored, other=0.0,
             cache_modifier=".cg",
         )  # fmt: skip
         new_max = tl.maximum(row_max, tl.max(maxima, 1))
@@ -46,16 +75,16 @@ def merge_rows(
         row_sum = row_sum * shrink + tl.sum(sums * weight, 1)
         acc = acc * shrink[:, None] + tl.sum(values.to(tl.float32) * weight[:, :, None], 1)
         row_max = new_max
-    offset = (q_start + rows // GROUP).to(tl.int64) * stride_o_token
-    offset += (kv_head * GROUP + rows % GROUP) * stride_o_head
-    result = narrow(acc / row_sum[:, None], out.dtype.element_ty, WIDEN)
-    tl.store(out + offset[:, None] + dims[None, :], result, mask=valid[:, None])
+    write_rows(
+        acc, row_max, row_sum, q_start + rows // GROUP, kv_head * GROUP + rows % GROUP, valid, out, features,
+        stride_o_token, stride_o_head, VALUE_DIM, WIDEN,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["partial_rows"])
 def combine_kernel(
-    entries, counts, out, partial_out, partial_max, partial_sum, partial_rows, stride_o_token, stride_o_head,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, PARTIALS: tl.constexpr, WIDEN: tl.constexpr,
+    entries, counts, out, partial_out, partial_max, partial_sum, partial_rows, features, stride_o_token, stride_o_head,
+    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, ROWS: tl.constexpr, PARTIALS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Merge ROWS rows of one entry and KV head; `counts[1]` entries."""
     index = tl.program_id(0)
@@ -64,16 +93,16 @@ def combine_kernel(
         entry = entries + index * ENTRY
         merge_rows(
             tl.load(entry + 3), tl.load(entry + 2), tl.load(entry), kv_head, tl.load(entry + 8), tl.load(entry + 9),
-            tl.load(entry + 10), out, partial_out, partial_max, partial_sum, partial_rows, stride_o_token,
-            stride_o_head, GROUP, HEAD_DIM, ROWS, PARTIALS, WIDEN,
+            tl.load(entry + 10), out, partial_out, partial_max, partial_sum, partial_rows, features,
+            stride_o_token, stride_o_head, GROUP, VALUE_DIM, ROWS, PARTIALS, WIDEN,
         )  # fmt: skip
 
 
 @triton.jit
 def merge_if_last(
     item, merge, kv_head, out, partial_out, partial_max, partial_sum, counters, partial_rows,
-    stride_o_token, stride_o_head,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, WIDEN: tl.constexpr,
+    features, stride_o_token, stride_o_head,
+    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Called by each program of a tile after its partial results are written: the last one merges all of them.
 
@@ -100,6 +129,6 @@ def merge_if_last(
             for offset in range(0, tile_rows, ROWS):
                 merge_rows(
                     first_row + offset, num_rows, tl.load(item), kv_head, base + offset, num_partials, tile_rows,
-                    out, partial_out, partial_max, partial_sum, partial_rows, stride_o_token, stride_o_head,
-                    GROUP, HEAD_DIM, ROWS, 32 // ROWS, WIDEN,
+                    out, partial_out, partial_max, partial_sum, partial_rows, features, stride_o_token, stride_o_head,
+                    GROUP, VALUE_DIM, ROWS, 32 // ROWS, WIDEN,
                 )  # fmt: skip

@@ -64,12 +64,23 @@ def compile_variant(variant: Variant, spec: AttentionSpec, gpu: Gpu, batch: Batc
 
 def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch) -> Tensors:
     """Tensors with the dtypes, alignments and strides of real ones, and next to nothing in them."""
-    dtype = getattr(torch, spec.dtype)
-    q = torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=dtype)
-    cache = torch.zeros(2, variant.page_size, spec.num_kv_heads, spec.head_dim, dtype=dtype)
-    table = torch.zeros(batch.num_seqs, 1, dtype=torch.int32)
-    starts = torch.tensor(query_start_locs(batch), dtype=torch.int32)
-    return Tensors(q, cache, cache, table, starts, torch.tensor(batch.kv_lens, dtype=torch.int32), torch.empty_like(q))
+    dtype, cache_dtype = getattr(torch, spec.dtype), getattr(torch, spec.cache_dtype)
+    slots = 2, variant.page_size, spec.num_kv_heads
+    per_head, per_kv_head = torch.zeros(spec.num_q_heads), torch.zeros(spec.num_kv_heads)
+    return Tensors(
+        q=torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=dtype),
+        k_cache=torch.zeros(*slots, spec.head_dim, dtype=cache_dtype),
+        v_cache=torch.zeros(*slots, spec.value_dim, dtype=cache_dtype),
+        block_table=torch.zeros(batch.num_seqs, 1, dtype=torch.int32),
+        query_start_loc=torch.tensor(query_start_locs(batch), dtype=torch.int32),
+        kv_lens=torch.tensor(batch.kv_lens, dtype=torch.int32),
+        out=torch.empty(1, spec.num_q_heads, spec.value_dim, dtype=dtype),
+        sinks=per_head,
+        alibi_slopes=per_head,
+        k_scale=per_kv_head,
+        v_scale=per_kv_head,
+        tree_mask=torch.zeros(1, dtype=torch.int64),
+    )
 
 
 def _static_facts(launcher: Launcher) -> StaticFacts:

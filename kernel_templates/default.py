@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .batch import SHORT_QUERY, Batch
+from .limits import padded
 from .spec import AttentionSpec
 from .variant import Variant
 
@@ -14,21 +15,27 @@ BLOCK_N = 32
 SPLIT_BLOCK_N = 16
 SPLIT_SEGMENTS = 16
 SPLIT_PROGRAMS = 128
+# What fits the shared memory of every GPU, and the registers in float32, where that backend's numbers do not.
+MOST_TILE = 128 * 128
 
 
 def default_variant(spec: AttentionSpec, batch: Batch, page_size: int) -> Variant:
     """The variant that vLLM's Triton backend amounts to for this layer and batch."""
     # There, a tile is a whole number of groups; a group of more rows than the largest tile is split here.
-    block_m = min(max(BLOCK_M, 1 << (spec.group_size - 1).bit_length()), MOST_BLOCK_M)
+    width = padded(max(spec.head_dim, spec.value_dim))
+    block_m = min(max(BLOCK_M, padded(spec.group_size)), MOST_BLOCK_M, MOST_TILE // width)
+    is_float32 = spec.dtype == "float32"
+    if is_float32:
+        block_m = BLOCK_M
     longest = max(query_len for query_len, _ in batch.sequences)
     tokens_per_block = max(1, block_m // spec.group_size)
     query_blocks = -(-longest // tokens_per_block)
     split = longest <= SHORT_QUERY and batch.num_seqs * query_blocks <= SPLIT_PROGRAMS / spec.num_kv_heads
     values = {
         "block_m": block_m,
-        "block_n": SPLIT_BLOCK_N if split else BLOCK_N,
+        "block_n": SPLIT_BLOCK_N if split or is_float32 else BLOCK_N,
         "num_segments": SPLIT_SEGMENTS if split else 1,
-        "num_warps": 4,
+        "num_warps": 8 if is_float32 and width > 128 else 4,
         "num_stages": 3,
     }
     return Variant.of("unified", page_size, values)

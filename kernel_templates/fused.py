@@ -6,7 +6,7 @@ The keys of both are cut into ranges of about equal cost, a number of waves of t
 from __future__ import annotations
 
 from .gpu import Gpu
-from .limits import SHARED_SOURCES, Body, fits_registers, fits_shared_memory
+from .limits import LAYER_CONSTRAINTS, SHARED_SOURCES, Body, fits
 from .spec import AttentionSpec
 from .template import Constraint, Dimension, Template
 from .variant import Variant
@@ -29,6 +29,11 @@ def _has_tma(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
     return variant.text("kv_load") == "pointer" or gpu.is_interpreter or gpu.capability >= (9, 0)
 
 
+def _has_aligned_rows(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    rows = (spec.head_dim * spec.kv_element_bytes, spec.value_dim * spec.kv_element_bytes)
+    return variant.text("kv_load") == "pointer" or all(row % 16 == 0 for row in rows)
+
+
 def _merges_what_it_cuts(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
     is_plain = (variant.text("partials"), variant.text("reduction")) == ("float32", "kernel")
     return is_plain or variant.number("waves") > 0
@@ -43,6 +48,7 @@ def rounds_finely_enough(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> boo
 TMA_CONSTRAINTS = (
     Constraint("TMA needs a GPU of capability 9.0 or higher", _has_tma),
     Constraint("TMA needs pages that its key tiles divide", _tiles_within_pages),
+    Constraint("TMA needs keys and values of a multiple of 16 bytes", _has_aligned_rows),
 )
 # Of those that choose how partial results are stored and merged.
 MERGE_CONSTRAINTS = (
@@ -78,6 +84,6 @@ FUSED = Template(
         Dimension("long_weight", (1, 2, 4), changes_code=False, part="both"),
         *MERGE_DIMENSIONS,
     ),
-    constraints=(*TMA_CONSTRAINTS, *MERGE_CONSTRAINTS, fits_registers(bodies), fits_shared_memory(bodies)),
+    constraints=(*LAYER_CONSTRAINTS, *TMA_CONSTRAINTS, *MERGE_CONSTRAINTS, *fits(bodies)),
     sources=(__name__, f"{__package__}.balanced_launch", *SHARED_SOURCES),
 )

@@ -14,6 +14,7 @@ from .variant import Variant
 
 LONG_ROWS = 128
 SHORT_ROWS = 64
+HEAD_DIMS = (64, 128, 256)
 # Barriers, and what the compiler adds for changes of layout.
 SPARE_BYTES = 1024
 
@@ -31,6 +32,12 @@ def _fits(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
 def _fits_registers(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
     # Of a warpgroup's 64 rows: accumulator and scores in float32, probabilities in half of that.
     return spec.head_dim + variant.number("block_n") * 3 // 2 <= 2 * variant.number("registers")
+
+
+def _is_plain(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    has_feature = (spec.sliding_window is not None or spec.logits_soft_cap is not None or spec.has_sinks
+                   or spec.has_alibi or spec.has_tree_mask or spec.has_fp8_cache)  # fmt: skip
+    return not has_feature and spec.dtype != "float32" and spec.value_dim == spec.head_dim in HEAD_DIMS
 
 
 GLUON_HOPPER = Template(
@@ -52,6 +59,11 @@ GLUON_HOPPER = Template(
     ),
     constraints=(
         Constraint("it needs a GPU of capability 9.0", lambda variant, spec, gpu: gpu.capability == (9, 0)),
+        Constraint(
+            "it has no sliding window, soft cap, sinks, ALiBi, tree mask, fp8 cache, float32, nor heads of other sizes "
+            f"than {', '.join(map(str, HEAD_DIMS))} for K and V alike",
+            _is_plain,
+        ),
         Constraint("its stages exceed the GPU's shared memory", _fits),
         Constraint("a tile exceeds the registers of a warpgroup", _fits_registers),
         Constraint("partial results in bfloat16 are too coarse for another dtype", rounds_finely_enough),

@@ -16,7 +16,7 @@ from .gluon_attention import gluon_attention_kernel
 from .gluon_hopper import LONG_ROWS, SHORT_ROWS
 from .launch import LOG2_E, Tensors
 from .limits import Body
-from .plan import WorkList, balanced_segments, cut_tiles, equal_segments, work_list
+from .plan import WorkList, balanced_segments, equal_segments, work_list
 from .room import Room
 from .work_list_launch import KernelConstants, WorkListLauncher
 
@@ -45,7 +45,7 @@ class GluonHopperLauncher(WorkListLauncher):
 
     def work_list(self, batch: Batch) -> WorkList:
         """Key ranges of about equal cost."""
-        tiles = cut_tiles(batch, self.spec.group_size, self.constants.long, self.constants.short)
+        tiles = self.tiles(batch)
         segments = equal_segments(tiles, 1)
         if self.num_balanced:
             is_most = self.variant.number("waves") <= FEW_WAVES
@@ -60,6 +60,8 @@ class GluonHopperLauncher(WorkListLauncher):
 
     def _start_attention(self, tensors: Tensors) -> None:
         t, c, spec = tensors, self.constants, self.spec
+        if t.lse is not None:
+            raise VariantError("gluon_hopper writes no log-sum-exp; other templates do")
         chunk = math.gcd(self.variant.page_size, c.long.block_n)
         k_desc, *view = rows_view(t.k_cache, chunk)
         v_desc, *v_view = rows_view(t.v_cache, chunk)

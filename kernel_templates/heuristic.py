@@ -29,6 +29,8 @@ _HYBRID = (
 _LONG = ((64, 64, 4, 8, "items"), (128, 64, 8, 4, "items"), (128, 64, 4, 4, "heads"), (128, 128, 8, 4, "items"),
          (64, 32, 4, 4, "items"), (16, 16, 4, 4, "items"))  # fmt: skip
 _SHORT = ((128, 4, 4, "heads"), (64, 4, 4, "heads"), (64, 2, 4, "heads"), (32, 2, 8, "items"), (16, 4, 4, "items"))
+# In float32, for batches of any kind: rows, keys, warps. Without tensor cores, what the registers hold decides.
+_FLOAT32 = ((32, 32, 8), (16, 32, 4), (16, 16, 4), (16, 16, 8))
 # Of `gluon_hopper`, for batches of both kinds and of one: block_n, stages, waves, the weight of a key in a long tile,
 # grid order, schedule, dispatch. Narrow tiles are for large heads.
 _HOPPER_HYBRID = (
@@ -90,7 +92,9 @@ def _values(spec: AttentionSpec, bucket: BatchBucket) -> Iterator[dict[str, Valu
     short_m = 16 if rows <= 16 else 32
     names = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps", "waves", "long_weight", "order",
              "schedule")  # fmt: skip
-    if bucket.has_part("long") and bucket.has_part("short"):
+    if spec.dtype == "float32":
+        rows_of = ((m, n, m, n, warps, 4, 1, "heads", "long_first") for m, n, warps in _FLOAT32)
+    elif bucket.has_part("long") and bucket.has_part("short"):
         rows_of = ((m, n, short_m, short_n, *rest) for m, n, short_n, *rest in _HYBRID)
     elif bucket.has_part("long"):
         rows_of = ((m, n, m, n, warps, waves, 1, order, "long_first") for m, n, warps, waves, order in _LONG)
@@ -100,9 +104,14 @@ def _values(spec: AttentionSpec, bucket: BatchBucket) -> Iterator[dict[str, Valu
 
 
 def heuristic_variant(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
-    """The likeliest variant. Raises `VariantError` when none can run, as with a page size that is no multiple of 16."""
+    """The likeliest variant.
+
+    Raises `VariantError` when none can run, as with a page size that is no multiple of 16, or a cache in a dtype that
+    the GPU does not have.
+    """
     found = candidates(spec, bucket, page_size, gpu)
     if not found:
-        raise VariantError(f"no variant of the kernel can run on {gpu.name} with pages of {page_size}; "
-                           "accepted are multiples of 16")
+        *_, (*_, smallest) = _fused(spec, bucket, page_size)
+        raise VariantError(f"no variant of the kernel can run layer {spec.key()} on {gpu.name} with pages of "
+                           f"{page_size}: {why_invalid(smallest, spec, gpu)}")
     return found[0]

@@ -1,49 +1,40 @@
-"""Inputs in which one key too many or too few changes a whole row of the output.
+"""Inputs in which one key too many or too few changes a whole row of the output: `needles` says how.
 
-A norm is blind at length: among n random keys a wrong one moves a row by 1 / sqrt(n) of itself, at 65,536 less than an
-eager attention of the same dtype rounds. So some keys are needles. All needles of one class share one direction, the
-directions of classes are orthogonal (rows of a Hadamard matrix), and a query that is the sum of some directions attends
-to the needles of those classes alone, and to each equally: their scores are exactly the same number. The classes are
-
-    lattice   the first or last key, in turn, of every 16 keys of the context (no tile or page is smaller), up to
-              `LATTICE_KEYS` of them; of longer contexts every second 16 keys, every third, ...
-    edge      context keys at the first and last place of what a kernel may cut: the sequence, its sixteenths, its last
-              page, and every power of two times 16 keys and times a page; values `NEEDLE_VALUE` times the lattice's
-    own       every key of the chunk itself, in `OWN_CLASSES` classes one after the other, values as large
-
-and what row i of sequence s attends to with query head h depends on (i + s + h) mod 4:
-
-    0         lattice, edges, and the last key it sees (just inside the causal edge)
-    1         what a random query attends to that has nothing in common with the lattice and the edges
-    2         the first key that it must not see (just outside); the last row, where there is none, does as 0
-    3         edges, and the last key it sees
-
-Everything that must not be read is NaN: the output, physical page 0, the last page, slots after a sequence's last key.
+Everything that must not be read is NaN: the output, physical page 0, the last page, slots after a sequence's last key,
+all keys of a sequence without query tokens, and with `guard` what follows each row of q, K, V and the output. What
+belongs to a head, such as a sink, differs between neighbours by so much that the neighbour's is seen. Half of the
+sinks weigh about as much as all needles of a row do, half as much as all that a random query attends to. ALiBi slopes
+fade the longest sequence by e^1 to e^3, so that its first keys still count; every fifth is as models have it.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from dataclasses import dataclass
+import random
 
 import torch
 
 from .batch import Batch
 from .launch import Tensors, query_start_locs
+from .needles import (
+    LATTICE_KEYS,
+    LATTICE_STEP,
+    Keys,
+    needle_keys,
+    needle_scores,
+    plant_keys,
+    plant_queries,
+    query_size,
+)
+from .reference import TREE_TOKENS
 from .spec import AttentionSpec
 
-LATTICE_STEP = 16
-LATTICE_KEYS = 4096
-NEEDLE_VALUE = 2.0
-OWN_CLASSES = 32
-# One needle outweighs a million random keys: e^18 = 6.6e7, and those weigh e^(1/2) each in the mean.
-NEEDLE_SCORE = 18.0
-# A normal deviate of this deviation, and the sum of three directions of this length, are far from float16's 65,504.
-MAX_QUERY_SIZE = 2.0**12
-
-_LATTICE, _EDGE, _OWN = 0, 1, 2
+# Elements: a multiple of the 16 bytes that rows must be apart for TMA.
+GUARD = 16
+# Of three binary digits, as needles are, so that a scaled key is exact in every dtype.
+_K_SCALES, _V_SCALES = (0.5, 0.75, 1.25), (0.75, 1.25, 0.5)
+_CHUNK = 2**26
 
 
 def make_tensors(
@@ -54,24 +45,35 @@ def make_tensors(
     seed: int,
     packed: bool = False,
     needles: bool = True,
+    *,
+    guard: bool = False,
+    shared_prefix: int = 0,
+    lse: bool = False,
 ) -> Tensors:
     """Random inputs for `batch`, made on `device`, in pages handed out at random; what must not be read is NaN.
 
-    With `packed`, K and V are views of one tensor [num_pages, num_kv_heads, page_size, 2 * head_dim]. Without `needles`
-    all of q, K and V is random: enough for timing. The block table has a column more than the longest sequence needs;
-    its entries past a sequence's pages name page 0.
+    With `packed`, K and V are views of one tensor [num_pages, num_kv_heads, page_size, head_dim + value_dim]. Without
+    `needles` all of q, K and V is random: enough for timing. With `guard` each row of q, K, V and the output is
+    followed by `GUARD` elements of NaN. The whole pages of the first `shared_prefix` context tokens are the same for
+    all sequences that have as many. With `lse` there is a tensor for it, NaN too. The block table has a column more
+    than the longest sequence needs; its entries past a sequence's pages name page 0.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    block_table, num_pages = _block_table(batch, page_size, seed)
-    k_cache, v_cache = _random_cache(spec, (num_pages, page_size), generator, packed)
-    q = _random(spec, (batch.num_tokens, spec.num_q_heads, spec.head_dim), generator)
-    q *= _query_size(spec)
+    block_table, num_pages = _block_table(batch, page_size, seed, shared_prefix)
+    room = GUARD if guard else 0
+    k_cache, v_cache = _random_cache(spec, (num_pages, page_size), generator, packed, room)
+    q = _random(spec.dtype, (batch.num_tokens, spec.num_q_heads, spec.head_dim), generator, room)
+    q *= query_size(spec)
+    features = _features(spec, batch, seed)
     if needles:
-        _plant_queries(spec, batch, q)
-        _plant_keys(spec, needle_keys(batch, page_size), block_table, (k_cache, v_cache))
+        plant_queries(spec, batch, q, features.get("tree_mask"))
+        keys = needle_keys(spec, batch, page_size)
+        places = _places(keys, block_table, k_cache)
+        plant_keys(spec, keys.needle_class, places, (k_cache, v_cache), features.get("k_scale"))
     for cache in (k_cache, v_cache):
         cache[[0, -1]] = torch.nan
         cache[_places(_unused_slots(batch, page_size), block_table, cache)] = torch.nan
+    outputs = {"lse": torch.full(q.shape[:2], torch.nan, device=device)} if lse else {}
     return Tensors(
         q=q,
         k_cache=k_cache,
@@ -79,139 +81,102 @@ def make_tensors(
         block_table=block_table.to(device),
         query_start_loc=torch.tensor(query_start_locs(batch), dtype=torch.int32, device=device),
         kv_lens=torch.tensor(batch.kv_lens, dtype=torch.int32, device=device),
-        out=torch.full_like(q, torch.nan),
+        out=_guarded(q.dtype, (*q.shape[:2], spec.value_dim), q.device, room).fill_(torch.nan),
+        **{name: tensor.to(device) for name, tensor in features.items()},
+        **outputs,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Some keys of a batch: three CPU int64 tensors of one length. `position` is the logical one in the sequence."""
+def tree_words(query_len: int, draw: random.Random) -> list[int]:
+    """The words, in int64, of a random tree of query tokens: each sees itself and its ancestors, all before it.
 
-    sequence: torch.Tensor
-    position: torch.Tensor
-    needle_class: torch.Tensor
-
-    @classmethod
-    def of(cls, parts: list[tuple[int, torch.Tensor, torch.Tensor | int]]) -> Keys:
-        """Join `(sequence, positions, class or classes)`."""
-        return cls(
-            torch.cat([torch.full_like(positions, sequence) for sequence, positions, _ in parts]),
-            torch.cat([positions for _, positions, _ in parts]),
-            torch.cat([torch.zeros_like(positions) + classes for _, positions, classes in parts]),
-        )
+    Some tokens have no parent. All 0 for a sequence that does not heed its words.
+    """
+    words = [0] * query_len
+    for token in range(query_len if 1 < query_len <= TREE_TOKENS else 0):
+        parent = draw.randrange(-1, token)
+        words[token] = (words[parent] if parent >= 0 else 0) | 1 << token
+    return [word - 2**TREE_TOKENS if word >> (TREE_TOKENS - 1) else word for word in words]
 
 
-def needle_keys(batch: Batch, page_size: int) -> Keys:
-    """Where the needles stand, each key at most once."""
-    parts: list[tuple[int, torch.Tensor, torch.Tensor | int]] = []
-    for sequence, (query_len, context_len) in enumerate(batch.sequences):
-        edges = torch.tensor(edge_positions(query_len, context_len, page_size), dtype=torch.int64)
-        lattice = _lattice_positions(context_len, sequence)
-        own = torch.arange(query_len)
-        parts += [
-            (sequence, lattice[~torch.isin(lattice, edges)], _LATTICE),
-            (sequence, edges, _EDGE),
-            (sequence, context_len + own, _OWN + own % OWN_CLASSES),
-        ]
-    return Keys.of(parts)
-
-
-def edge_positions(query_len: int, context_len: int, page_size: int) -> list[int]:
-    """The context keys just before and just after each place where a kernel may cut a sequence, in order."""
-    kv_len = query_len + context_len
-    sixteenth = math.ceil(kv_len / 16 / LATTICE_STEP) * LATTICE_STEP
-    cuts = {0, context_len, (kv_len - 1) // page_size * page_size, *range(0, kv_len, sixteenth)}
-    for unit in (LATTICE_STEP, page_size):
-        cuts |= {unit << power for power in range(kv_len.bit_length())}
-    return sorted({p for cut in cuts for p in (cut - 1, cut) if 0 <= p < context_len})
-
-
-def _lattice_positions(context_len: int, sequence: int) -> torch.Tensor:
-    units = math.ceil(context_len / LATTICE_STEP)
-    stride = max(1, math.ceil(units / LATTICE_KEYS))
-    unit = torch.arange(sequence % stride, units, stride)
-    last = torch.arange(len(unit)) % 2
-    positions = unit * LATTICE_STEP + last * (LATTICE_STEP - 1)
-    return positions[positions < context_len]
+def _features(spec: AttentionSpec, batch: Batch, seed: int) -> dict[str, torch.Tensor]:
+    """The tensors that the features of `spec` need, by name, on the CPU."""
+    draw = random.Random(seed)
+    noise = torch.tensor([draw.uniform(-0.25, 0.25) for _ in range(spec.num_q_heads)])
+    tensors: dict[str, torch.Tensor] = {}
+    visible = min(max(batch.kv_lens), spec.sliding_window or max(batch.kv_lens))
+    if spec.has_fp8_cache:
+        turn = (draw.randrange(3) + torch.arange(spec.num_kv_heads)) % 3
+        tensors |= {"k_scale": torch.tensor(_K_SCALES)[turn], "v_scale": torch.tensor(_V_SCALES)[turn]}
+    heads = torch.arange(spec.num_q_heads)
+    if spec.has_alibi:
+        gentle = (1 + heads % 3 + noise) / visible
+        # Press et al. 2022, section 3: a geometric sequence that starts at, and has the ratio, 2^(-8 / heads).
+        steep = 2.0 ** (-8 * (heads + 1) / spec.num_q_heads)
+        tensors["alibi_slopes"] = torch.where(heads % 5 == 4, steep, gentle)
+    if spec.has_sinks:
+        scores = needle_scores(spec, tensors.get("k_scale")).float().repeat_interleave(spec.group_size)
+        of_needles = scores + math.log(1 + min(visible / LATTICE_STEP, LATTICE_KEYS))
+        tensors["sinks"] = torch.where(heads % 2 == 0, of_needles, math.log(visible) + 0.5) + 4 * noise
+    if spec.has_tree_mask:
+        words = [word for query_len, _ in batch.sequences for word in tree_words(query_len, draw)]
+        tensors["tree_mask"] = torch.tensor(words, dtype=torch.int64)
+    return tensors
 
 
 def _unused_slots(batch: Batch, page_size: int) -> Keys:
-    return Keys.of([(s, torch.arange(n, math.ceil(n / page_size) * page_size), 0) for s, n in enumerate(batch.kv_lens)])
+    return Keys.of([
+        (s, torch.arange(n if batch.sequences[s][0] else 0, math.ceil(n / page_size) * page_size), 0)
+        for s, n in enumerate(batch.kv_lens)
+    ])
 
 
-def _block_table(batch: Batch, page_size: int, seed: int) -> tuple[torch.Tensor, int]:
+def _block_table(batch: Batch, page_size: int, seed: int, shared_prefix: int) -> tuple[torch.Tensor, int]:
+    """The block table and the number of physical pages."""
     counts = [math.ceil(kv_len / page_size) for kv_len in batch.kv_lens]
-    order = 1 + torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed))
+    prefix = shared_prefix // page_size
+    sharing = [row for row, (q, c) in enumerate(batch.sequences) if q and c >= prefix * page_size]
+    shared = [prefix if row in sharing[1:] else 0 for row in range(batch.num_seqs)]
+    starts = list(itertools.accumulate((c - s for c, s in zip(counts, shared, strict=True)), initial=1))
+    order = 1 + torch.randperm(starts[-1] - 1, generator=torch.Generator().manual_seed(seed))
     table = torch.zeros(batch.num_seqs, max(counts) + 1, dtype=torch.int32)
-    for row, (start, count) in enumerate(zip(itertools.accumulate(counts, initial=0), counts, strict=False)):
-        table[row, :count] = order[start : start + count]
-    return table, sum(counts) + 2
+    for row, (start, count) in enumerate(zip(starts, counts, strict=False)):
+        table[row, shared[row] : count] = order[start - 1 : start - 1 + count - shared[row]]
+        if shared[row]:
+            table[row, :prefix] = table[sharing[0], :prefix]
+    return table, starts[-1] + 1
 
 
-def _random(spec: AttentionSpec, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    empty = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=generator.device)
-    return empty.normal_(generator=generator)
+def _guarded(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device, room: int) -> torch.Tensor:
+    """An empty tensor whose rows have `room` elements of NaN after them."""
+    storage = torch.empty(*shape[:-1], shape[-1] + room, dtype=dtype, device=device)
+    storage[..., shape[-1] :] = torch.nan
+    return storage[..., : shape[-1]]
+
+
+def _random(dtype: str, shape: tuple[int, ...], generator: torch.Generator, room: int) -> torch.Tensor:
+    tensor = _guarded(getattr(torch, dtype), shape, generator.device, room)
+    if tensor.element_size() > 1:
+        return tensor.normal_(generator=generator)
+    # Eight bits cannot be drawn; what is drawn instead is not held all at once.
+    step = max(1, _CHUNK // math.prod(shape[1:]))
+    for start in range(0, shape[0], step):
+        part = tensor[start : start + step]
+        part.copy_(torch.empty(part.shape, dtype=torch.float16, device=part.device).normal_(generator=generator))
+    return tensor
 
 
 def _random_cache(
-    spec: AttentionSpec, pages: tuple[int, int], generator: torch.Generator, packed: bool
+    spec: AttentionSpec, pages: tuple[int, int], generator: torch.Generator, packed: bool, room: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    k_dim, v_dim = spec.head_dim, spec.value_dim
     if packed:
-        storage = _random(spec, (pages[0], spec.num_kv_heads, pages[1], 2 * spec.head_dim), generator)
-        by_slot = storage.transpose(1, 2)
-        return by_slot[..., : spec.head_dim], by_slot[..., spec.head_dim :]
-    shape = (*pages, spec.num_kv_heads, spec.head_dim)
-    return _random(spec, shape, generator), _random(spec, shape, generator)
-
-
-def _query_size(spec: AttentionSpec) -> float:
-    """The deviation of q that gives random scores one of about 1: a power of two, so that needles stay exact.
-
-    Bounded, which makes random scores smaller where the scale is tiny, and the needles' keys larger.
-    """
-    return min(MAX_QUERY_SIZE, 2.0 ** round(-math.log2(spec.softmax_scale * math.sqrt(spec.head_dim))))
-
-
-def _directions(spec: AttentionSpec) -> torch.Tensor:
-    """A direction for each class: [2 + OWN_CLASSES, head_dim], of 1 and -1, and 0 past the largest power of two."""
-    width = 1 << (spec.head_dim.bit_length() - 1)
-    sylvester = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
-    hadamard = functools.reduce(torch.kron, [sylvester] * (width.bit_length() - 1))
-    return torch.nn.functional.pad(hadamard[: _OWN + OWN_CLASSES], (0, spec.head_dim - width))
-
-
-def _plant_queries(spec: AttentionSpec, batch: Batch, q: torch.Tensor) -> None:
-    directions = (_query_size(spec) * _directions(spec)).to(q)
-    rows = torch.cat([torch.arange(query_len) for query_len, _ in batch.sequences]).to(q.device)
-    lengths = torch.tensor([query_len for query_len, _ in batch.sequences])
-    sequences = torch.arange(batch.num_seqs).repeat_interleave(lengths).to(q.device)
-    is_last = (rows + 1 == lengths.to(q.device)[sequences])[:, None]
-    turn = (rows + sequences)[:, None] + torch.arange(spec.num_q_heads, device=q.device)
-    turn = torch.where((turn % 4 == 2) & is_last, 0, turn % 4)[..., None]
-    edges_and_own = directions[_EDGE] + directions[_OWN + rows % OWN_CLASSES][:, None]
-    outside = directions[_OWN + (rows + 1) % OWN_CLASSES][:, None]
-    inside = edges_and_own + directions[_LATTICE] * (turn == 0)
-    # Without what it has in common with the many needles, whose equal scores would hide a maximum that is not tracked.
-    needles = torch.nn.functional.normalize(_directions(spec)[: _EDGE + 1]).to(q)
-    free = q - q @ needles.T @ needles
-    q.copy_(torch.where(turn == 2, outside, torch.where(turn == 1, free, inside)))
-
-
-def _plant_keys(
-    spec: AttentionSpec, keys: Keys, block_table: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    k_cache, v_cache = caches
-    directions = _directions(spec)
-    width = int(directions[0].count_nonzero())
-    # Of few digits, so that a needle's score is the same number in every dtype and order of summation.
-    size = math.ceil(4 * NEEDLE_SCORE / (spec.softmax_scale * _query_size(spec) * width)) / 4
-    vectors = (size * directions).to(k_cache)[keys.needle_class.to(k_cache.device)]
-    places = _places(keys, block_table, k_cache)
-    k_cache[places] = vectors[:, None].expand(-1, spec.num_kv_heads, -1)
-    values = v_cache[places]
-    is_lattice = (keys.needle_class == _LATTICE).to(values.device)[:, None, None]
-    # Lattice values are of one length, so that each of thousands counts the same in their sum.
-    v_cache[places] = torch.where(is_lattice, values.sign(), NEEDLE_VALUE * values)
+        by_slot = _random(
+            spec.cache_dtype, (pages[0], spec.num_kv_heads, pages[1], k_dim + v_dim), generator, room
+        ).transpose(1, 2)
+        return by_slot[..., :k_dim], by_slot[..., k_dim:]
+    k, v = (_random(spec.cache_dtype, (*pages, spec.num_kv_heads, dim), generator, room) for dim in (k_dim, v_dim))
+    return k, v
 
 
 def _places(keys: Keys, block_table: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import abc
 import importlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .batch import Batch
-from .errors import BatchError, VariantError
+from .errors import BatchError, SpecError, VariantError
 from .gpu import Gpu
 from .spec import AttentionSpec
 from .template import template_of, why_invalid
@@ -24,10 +24,14 @@ LOG2_E = 1.4426950408889634
 class Tensors:
     """What one launch reads and writes.
 
-    q and out: [num_tokens, num_q_heads, head_dim], the last axis contiguous. k_cache and v_cache:
-    [num_pages, page_size, num_kv_heads, head_dim], any strides but the last, which is 1. block_table:
-    [num_seqs, max_pages] int32, the physical page of each logical one. query_start_loc: [num_seqs + 1] int32, where
-    each sequence's query tokens start. kv_lens: [num_seqs] int32, context and query tokens of each sequence.
+    q: [num_tokens, num_q_heads, head_dim] and out: [num_tokens, num_q_heads, value_dim], the last axis contiguous.
+    k_cache: [num_pages, page_size, num_kv_heads, head_dim] and v_cache: the same with value_dim, any strides but the
+    last, which is 1. block_table: [num_seqs, max_pages] int32, the physical page of each logical one. query_start_loc:
+    [num_seqs + 1] int32, where each sequence's query tokens start. kv_lens: [num_seqs] int32, context and query tokens
+    of each sequence. What a layer has only with a feature: sinks and alibi_slopes [num_q_heads] float32; k_scale and
+    v_scale [num_kv_heads] float32, what an fp8 cache is multiplied by; tree_mask [num_tokens] int64, whose bit b says
+    whether a token sees query token b of its own sequence (of sequences of 2 to 64 query tokens). lse: [num_tokens,
+    num_q_heads] float32, where the natural log-sum-exp, the sink included, is written if given.
     """
 
     q: torch.Tensor
@@ -37,6 +41,39 @@ class Tensors:
     query_start_loc: torch.Tensor
     kv_lens: torch.Tensor
     out: torch.Tensor
+    sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    tree_mask: torch.Tensor | None = None
+    lse: torch.Tensor | None = None
+
+
+class Features(NamedTuple):
+    """What the kernels read and write of a layer's features, as `Tensors` says; None where the layer lacks it."""
+
+    sinks: torch.Tensor | None
+    alibi_slopes: torch.Tensor | None
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    tree_mask: torch.Tensor | None
+    lse: torch.Tensor | None
+    stride_lse: int | None
+
+
+def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
+    """The features of a launch. Raises `SpecError` when a tensor that `spec` needs is missing.
+
+    What it does not need is ignored, except for `lse`.
+    """
+    fp8 = spec.has_fp8_cache
+    needed = {"sinks": spec.has_sinks, "alibi_slopes": spec.has_alibi, "k_scale": fp8, "v_scale": fp8,
+              "tree_mask": spec.has_tree_mask}  # fmt: skip
+    found = {name: getattr(tensors, name) if is_needed else None for name, is_needed in needed.items()}
+    for name, is_needed in needed.items():
+        if is_needed and found[name] is None:
+            raise SpecError(f"layer {spec.key()} needs the tensor {name!r}, which is not given")
+    return Features(**found, lse=tensors.lse, stride_lse=None if tensors.lse is None else tensors.lse.stride(0))
 
 
 class Launcher(abc.ABC):

@@ -23,8 +23,13 @@ THREADS_PER_WARP = 32
 # An accumulator of more times what its threads can hold spends its time in local memory: of 1,370 variants timed on an
 # H200, the 39 whose accumulator exceeds the registers at all were 3 times slower than the best of their shape, or more.
 SPILLED = 2
+# Products in float32 take no tensor cores, and hold their operands in registers. Compiled with more numbers of them for
+# each thread, at any head size, they need kilobytes of stack.
+MOST_FLOAT32_OPERANDS = 48
 # What reductions across warps, and barriers, take of shared memory.
 SCRATCH_BYTES = 1024
+# What the accumulator takes at most on its way to the output, but for warpgroup products of capability 9.0.
+STAGED_BYTES = 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +43,39 @@ class Body:
 Bodies = Callable[[Variant], tuple[Body, ...]]
 
 
+def padded(dim: int) -> int:
+    """The columns of a tile for a head of size `dim`: the next power of two."""
+    return 1 << (dim - 1).bit_length()
+
+
 def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: int, num_stages: int) -> int:
     """The shared memory in bytes that a program with this body takes at most; it may take a tile of probabilities less.
 
     One tile of q, and tiles of K or V: one without pipelining, else one of each, twice each for warpgroup products,
-    which read them in place and asynchronously. Other products may pass the probabilities through shared memory. Read
-    off what Triton 3.6 and 3.9 compile.
+    which read them in place and asynchronously: those of an fp8 cache after conversion. Other products may pass the
+    probabilities through shared memory. At the end the accumulator passes through it. Read off what Triton 3.6 and 3.9
+    compile.
     """
-    has_warpgroup_products = gpu.capability[0] in (9, 10) and body.block_m >= 64 and num_warps >= 4
-    tiles = 1 if num_stages == 1 else 4 if has_warpgroup_products else 2
-    probabilities = 0 if has_warpgroup_products else body.block_m * body.block_n
-    elements = (body.block_m + tiles * body.block_n) * spec.head_dim + probabilities
-    return elements * spec.element_bytes + SCRATCH_BYTES
+    major = gpu.capability[0]
+    has_warpgroup_products = (
+        major in (9, 10) and body.block_m >= 64 and num_warps >= 4 and spec.dtype != "float32"
+    )
+    k_dim, v_dim, size = padded(spec.head_dim), padded(spec.value_dim), spec.element_bytes
+    if num_stages == 1:
+        tiles = body.block_n * max(k_dim, v_dim) * size
+    else:
+        tiles = body.block_n * (k_dim + v_dim) * spec.kv_element_bytes
+        if has_warpgroup_products and spec.has_fp8_cache:
+            tiles += body.block_n * (max(k_dim, v_dim) if major == 9 else k_dim + v_dim) * size
+        elif has_warpgroup_products:
+            tiles *= 2
+    probabilities = 0 if has_warpgroup_products else body.block_m * body.block_n * size
+    scratch = SCRATCH_BYTES
+    if has_warpgroup_products and major == 10:
+        scratch *= 2 if num_warps == 4 else 5
+    accumulator = body.block_m * v_dim * 4
+    staged = accumulator if has_warpgroup_products and major == 9 else min(accumulator, STAGED_BYTES)
+    return max(body.block_m * k_dim * size + tiles + probabilities, staged) + scratch
 
 
 def fits_shared_memory(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
@@ -68,6 +94,32 @@ def fits_registers(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
 
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
         most = SPILLED * variant.number(num_warps) * THREADS_PER_WARP * REGISTERS_PER_THREAD
-        return gpu.is_interpreter or all(body.block_m * spec.head_dim <= most for body in bodies(variant))
+        return gpu.is_interpreter or all(body.block_m * padded(spec.value_dim) <= most for body in bodies(variant))
 
     return Constraint("its accumulator is twice what the registers of its warps hold", holds)
+
+
+def fits_float32(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
+    """The operands of products in float32 are within what the threads can hold."""
+
+    def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+        if spec.dtype != "float32" or gpu.is_interpreter:
+            return True
+        most = MOST_FLOAT32_OPERANDS * variant.number(num_warps) * THREADS_PER_WARP
+        dim = padded(max(spec.head_dim, spec.value_dim))
+        return all((body.block_m + body.block_n) * dim <= most for body in bodies(variant))
+
+    return Constraint("its tiles in float32 exceed the registers of its warps", holds)
+
+
+def fits(bodies: Bodies, num_warps: str = "num_warps") -> tuple[Constraint, ...]:
+    """What every body needs of registers and shared memory, run by as many warps as that dimension says."""
+    return (fits_registers(bodies, num_warps), fits_float32(bodies, num_warps), fits_shared_memory(bodies, num_warps))
+
+
+def _has_fp8(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    return spec.kv_dtype != "float8_e4m3fn" or gpu.is_interpreter or gpu.capability >= (8, 9)
+
+
+# Of every template: what a layer needs of a GPU.
+LAYER_CONSTRAINTS = (Constraint("a cache in float8_e4m3fn needs a GPU of capability 8.9 or higher", _has_fp8),)

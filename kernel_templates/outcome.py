@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from .batch import Batch, BatchBucket, Shape
 from .errors import TunerError
 from .gpu import Gpu
+from .spec import AttentionSpec
 from .variant import Variant
 
 
@@ -141,6 +142,8 @@ class Skipped:
 
 Outcome = Timed | Wrong | Failed | Skipped
 
+CASE_STATES = ("passed", "failed", "not run")
+
 
 class Verdict(enum.Enum):
     """How the best variant stands against the next: clearly faster, tied (the simpler is kept) or undecided."""
@@ -158,6 +161,60 @@ class Environment:
     triton: str
     torch: str
     driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """What came of one case of the full check: `state` is "passed", "failed" or "not run".
+
+    `worst_ratio` is the case's as in `Check`, None where no finite one was found; `reason` says why a case failed or
+    was not run.
+    """
+
+    name: str
+    state: str
+    worst_ratio: float | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.state not in CASE_STATES:
+            raise TunerError(f"a case is not {self.state!r}; expected one of {', '.join(CASE_STATES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class FullCheck:
+    """The full check of a variant for a layer: it belongs to no shape, but to what compiled and ran the variant.
+
+    `cases` are in the order in which they were run; `checked_at` is ISO 8601 in UTC. Raises `TunerError` where no case
+    was run.
+    """
+
+    spec: AttentionSpec
+    variant: Variant
+    gpu_name: str
+    environment: Environment
+    cases: tuple[CaseResult, ...]
+    checked_at: str
+
+    def __post_init__(self) -> None:
+        if all(case.state == "not run" for case in self.cases):
+            raise TunerError(f"no case of the full check of {self.variant.key()!r} was run")
+
+    @property
+    def failure(self) -> CaseResult | None:
+        """The first case that failed."""
+        return next((case for case in self.cases if case.state == "failed"), None)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every case that was run passed."""
+        return self.failure is None
+
+    @property
+    def worst(self) -> CaseResult | None:
+        """The case with the largest ratio, None where none has one."""
+        with_ratio = [case for case in self.cases if case.worst_ratio is not None]
+        return max(with_ratio, key=lambda case: case.worst_ratio or 0.0, default=None)
 
 
 @dataclass(frozen=True, slots=True)

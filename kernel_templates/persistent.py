@@ -6,7 +6,7 @@ The number of items is read from the device's memory, so that one captured launc
 from __future__ import annotations
 
 from .fused import MERGE_CONSTRAINTS, MERGE_DIMENSIONS, TMA_CONSTRAINTS, bodies
-from .limits import SHARED_SOURCES, fits_registers, fits_shared_memory
+from .limits import LAYER_CONSTRAINTS, SHARED_SOURCES, fits
 from .template import Dimension, Template
 
 PERSISTENT = Template(
@@ -27,7 +27,7 @@ PERSISTENT = Template(
         Dimension("long_weight", (1, 2, 4), changes_code=False, part="both"),
         *MERGE_DIMENSIONS,
     ),
-    constraints=(*TMA_CONSTRAINTS, *MERGE_CONSTRAINTS, fits_registers(bodies), fits_shared_memory(bodies)),
+    constraints=(*LAYER_CONSTRAINTS, *TMA_CONSTRAINTS, *MERGE_CONSTRAINTS, *fits(bodies)),
     sources=(
         __name__,
         *(f"{__package__}.{name}" for name in ("balanced_launch", "fused", "persistent_attention")),

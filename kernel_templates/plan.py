@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import SHORT_QUERY, Batch
+from .batch import MAX_TOKENS, SHORT_QUERY, Batch
 from .limits import Body
 
 IntArray = NDArray[np.int32]
@@ -35,6 +35,9 @@ TILE_FIELDS = ITEM_FIELDS + 10
 # An entry of the reduction is such a row up to _ROWS, of which its kernel reads where the sequence's tokens start in q,
 # its rows, the entry's first row, the first partial result's row, how many there are, and the rows between them.
 ENTRY_FIELDS = _ROWS + 1
+
+# Sequences of 2 to so many query tokens heed a tree mask.
+TREE_TOKENS = 64
 
 # The rank of long sequences: below minus any number of keys that a memory holds.
 _LONG_FIRST = -(2**30)
@@ -67,6 +70,11 @@ class Tiles:
         return self.fields[:, _STOP]
 
     @property
+    def keys(self) -> IntArray:
+        """How many keys each tile reads: from the first that its first row sees, or a few before, to the last."""
+        return self.fields[:, _STOP] - self.fields[:, _START]
+
+    @property
     def key_tiles(self) -> IntArray:
         """How many key tiles each tile reads."""
         return self.fields[:, _KEY_TILES]
@@ -88,8 +96,15 @@ class WorkList:
     num_tokens: int
 
 
-def cut_tiles(batch: Batch, group_size: int, long: Body, short: Body) -> Tiles:
-    """Cut the rows of each sequence (query tokens times `group_size`) into tiles of its body's `block_m` rows."""
+def cut_tiles(
+    batch: Batch, group_size: int, long: Body, short: Body, window: int | None = None, has_tree_mask: bool = False
+) -> Tiles:
+    """Cut the rows of each sequence (query tokens times `group_size`) into tiles of its body's `block_m` rows.
+
+    With a sliding `window` a tile's keys start where its first row's window does, at a multiple of the body's
+    `block_n`. With a tree mask tiles of the sequences that heed it read all of the sequence's own keys: what hides them
+    is not causality, nor the window.
+    """
     num_seqs = len(batch.sequences)
     # Half the time that np.array takes for the same.
     flat = np.fromiter(itertools.chain.from_iterable(batch.sequences), np.int32, 2 * num_seqs)
@@ -105,7 +120,7 @@ def cut_tiles(batch: Batch, group_size: int, long: Body, short: Body) -> Tiles:
     fields[:, _SEQ] = np.arange(num_seqs, dtype=np.int32)
     fields[:, _SLOT] = -1
     num_tiles = _ceil_div(num_rows, fields[:, _BLOCK_M])
-    if num_tiles.max() == 1:
+    if (num_tiles == 1).all():
         fields[:, _ROWS] = num_rows
         fields[:, _STOP] = stop = context_len + query_len
     else:
@@ -115,18 +130,36 @@ def cut_tiles(batch: Batch, group_size: int, long: Body, short: Body) -> Tiles:
         stop_row = np.minimum(first_row + block_m, fields[:, _NUM_ROWS])
         fields[:, _ROWS] = stop_row - first_row
         fields[:, _STOP] = stop = fields[:, _CONTEXT_LEN] + (stop_row - 1) // group + 1
+    if window is not None or has_tree_mask:
+        stop = _clip(fields, group, window, has_tree_mask)
     fields[:, _KEY_TILES] = _ceil_div(stop, fields[:, _BLOCK_N])
     return Tiles(fields, int(tokens[-1]))
+
+
+def _clip(fields: IntArray, group: np.int32, window: int | None, has_tree_mask: bool) -> IntArray:
+    """Set the first key of each tile, and the last of those that heed a tree mask. Returned is how many they read."""
+    context_len, num_rows, block_n = fields[:, _CONTEXT_LEN], fields[:, _NUM_ROWS], fields[:, _BLOCK_N]
+    start = np.zeros(len(fields), np.int32)
+    if window is not None:
+        first_position = context_len + fields[:, _FIRST_ROW] // group
+        start = np.maximum(first_position + 1 - np.int32(min(window, MAX_TOKENS)), 0)
+    if has_tree_mask:
+        has_words = (num_rows > group) & (num_rows <= TREE_TOKENS * group)
+        start = np.where(has_words, np.minimum(start, context_len), start)
+        fields[:, _STOP] = np.where(has_words, context_len + num_rows // group, fields[:, _STOP])
+    fields[:, _START] = start = start // block_n * block_n
+    return fields[:, _STOP] - start
 
 
 def balanced_segments(tiles: Tiles, num_items: float, long_weight: float, is_most: bool = False) -> IntArray:
     """How many segments to cut each tile's keys into, so that about `num_items` items cost the same.
 
-    A key costs `long_weight` in a long tile and 1 in a short one. No segment is shorter than a key tile. Rounding up
-    makes some more items; with `is_most` there are at most `num_items`, unless there are more tiles.
+    A key, of those inside the window, costs `long_weight` in a long tile and 1 in a short one. No segment is shorter
+    than a key tile. Rounding up makes some more items; with `is_most` there are at most `num_items`, unless there are
+    more tiles.
     """
-    cost = tiles.stop * np.where(tiles.is_long, np.float64(long_weight), 1.0)
-    share = num_items / cost.sum()
+    cost = tiles.keys * np.where(tiles.is_long, np.float64(long_weight), 1.0)
+    share = num_items / max(cost.sum(), 1.0)
     segments = np.minimum(np.ceil(cost * share), tiles.key_tiles)
     while is_most and len(segments) <= num_items < (found := segments.sum()):
         # A hundredth at least, so that it ends.
@@ -137,8 +170,9 @@ def balanced_segments(tiles: Tiles, num_items: float, long_weight: float, is_mos
 
 def balanced_by_part(tiles: Tiles, num_items: float) -> IntArray:
     """As `balanced_segments`, but with about `num_items` items for the long and as many for the short sequences."""
-    long = int((tiles.stop * tiles.is_long).sum(dtype=np.int64))
-    short = int(tiles.stop.sum(dtype=np.int64)) - long
+    keys = tiles.keys
+    long = int((keys * tiles.is_long).sum(dtype=np.int64))
+    short = int(keys.sum(dtype=np.int64)) - long
     if not long or not short:
         return balanced_segments(tiles, num_items, 1)
     # At this weight both parts cost the same.
@@ -160,7 +194,7 @@ def work_list(
     item of a short sequence writes `short_partials` partial results, one after the other.
     """
     fields = tiles.fields
-    if short_partials == 1 and num_segments.max() == 1:
+    if not len(fields) or (short_partials == 1 and num_segments.max() == 1):
         return _scheduled(tiles, fields, schedule, _NO_ENTRIES, 0)
     fields = fields.copy()
     key_tiles, rows = tiles.key_tiles, tiles.rows
@@ -181,7 +215,7 @@ def work_list(
     fields[:, _LENGTH] = per_segment * fields[:, _BLOCK_N]
     items, number = _repeat(fields, num_segments)
     length = items[:, _LENGTH]
-    items[:, _START] = start = number * length
+    items[:, _START] = start = items[:, _START] + number * length
     items[:, _STOP] = np.minimum(start + length, items[:, _STOP])
     items[:, _SLOT] += number * items[:, _STEP]
     entries = _entries(fields, is_split, combine_rows) if combine_rows else _NO_ENTRIES

@@ -8,18 +8,35 @@ from typing import Any
 
 from .errors import SpecError
 
-DTYPES = ("bfloat16", "float16")
-HEAD_DIMS = (64, 128, 256)
+DTYPES = ("bfloat16", "float16", "float32")
+# What a KV cache may hold beside queries of `FP8_QUERY_DTYPES`.
+FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
+FP8_QUERY_DTYPES = ("bfloat16", "float16")
+HEAD_DIMS = tuple(range(32, 257, 8))
 # Of softmax scales; models have 1/512 to 1. Beyond, float16 holds no queries that tell keys apart.
 MIN_SCALE, MAX_SCALE = 1e-6, 1e3
+# Of soft caps; models have 20 to 100. Beyond, dividing a float32 score by the cap loses the score.
+MIN_SOFT_CAP, MAX_SOFT_CAP = 1e-3, 1e6
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """One attention layer on one GPU, after tensor parallelism. Dtypes are torch's names.
 
-    `kv_dtype` "auto" means that of `dtype`; `scale` None means 1 / sqrt(head_dim). Raises `SpecError` for a layer that
-    cannot exist, and for one that needs a feature the templates do not have, naming the feature.
+    With key j, query i at absolute position p and query head h, a score is
+
+        s = scale * q_i . k_j                 `scale` None means 1 / sqrt(head_dim)
+        s = cap * tanh(s / cap)               `logits_soft_cap` (Gemma 2: Riviere et al. 2024, section 2)
+        s = s + slope_h * (j - p)             `has_alibi` (Press et al. 2022, equation in section 3)
+        s = -inf unless p - window < j <= p   `sliding_window`: so many keys, the query's own among them
+
+    and `has_sinks` adds one more column to the softmax, of value sink_h and without a value row (gpt-oss).
+    `kv_dtype` "auto" means that of `dtype`; a cache in `FP8_DTYPES` is multiplied by a scale per KV head. `v_head_dim`
+    None means `head_dim`: one that says the same becomes the default, so that equal layers are equal.
+    `has_tree_mask`: a sequence's own query tokens see each other by a mask (speculative trees: Miao et al. 2024,
+    SpecInfer), as `launch.Tensors` says. Raises `SpecError` for a layer that cannot exist, and for one that needs what
+    the templates do not have, naming it.
     """
 
     num_q_heads: int
@@ -32,32 +49,56 @@ class AttentionSpec:
     has_sinks: bool = False
     has_alibi: bool = False
     scale: float | None = None
+    v_head_dim: int | None = None
+    has_tree_mask: bool = False
 
     def __post_init__(self) -> None:
+        if self.kv_dtype == self.dtype:
+            object.__setattr__(self, "kv_dtype", "auto")
+        if self.v_head_dim == self.head_dim:
+            object.__setattr__(self, "v_head_dim", None)
         if self.num_q_heads < 1 or self.num_kv_heads < 1:
             raise SpecError(f"head counts must be at least 1, not {self.num_q_heads} and {self.num_kv_heads}")
         if self.num_q_heads % self.num_kv_heads:
             raise SpecError(f"{self.num_q_heads} query heads are not divisible by {self.num_kv_heads} KV heads")
         if self.scale is not None and not MIN_SCALE <= self.scale <= MAX_SCALE:
             raise SpecError(f"the softmax scale must be from {MIN_SCALE:g} to {MAX_SCALE:g}, not {self.scale}")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise SpecError(f"a sliding window must be at least 1, not {self.sliding_window}")
+        if self.logits_soft_cap is not None and not MIN_SOFT_CAP <= self.logits_soft_cap <= MAX_SOFT_CAP:
+            raise SpecError(f"the logits soft cap must be from {MIN_SOFT_CAP:g} to {MAX_SOFT_CAP:g}, "
+                            f"not {self.logits_soft_cap}")
         missing = self._missing_feature()
         if missing:
-            raise SpecError(f"not supported yet: {missing}")
+            raise SpecError(f"not supported: {missing}")
 
     def _missing_feature(self) -> str:
+        sizes = f"(supported: multiples of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]})"
         if self.head_dim not in HEAD_DIMS:
-            return f"a head size of {self.head_dim} (supported: {', '.join(map(str, HEAD_DIMS))})"
+            return f"a head size of {self.head_dim} {sizes}"
+        if self.value_dim not in HEAD_DIMS:
+            return f"a value head size of {self.value_dim} {sizes}"
         if self.dtype not in DTYPES:
             return f"dtype {self.dtype!r} (supported: {', '.join(DTYPES)})"
-        if self.kv_dtype not in ("auto", self.dtype):
-            return f"a KV cache in {self.kv_dtype!r} beside {self.dtype!r} queries"
-        if self.sliding_window is not None:
-            return f"a sliding window (of {self.sliding_window})"
-        if self.logits_soft_cap is not None:
-            return f"a logits soft cap (of {self.logits_soft_cap})"
-        if self.has_sinks:
-            return "attention sinks"
-        return "ALiBi" if self.has_alibi else ""
+        accepted = ("auto", *FP8_DTYPES) if self.dtype in FP8_QUERY_DTYPES else ("auto",)
+        if self.kv_dtype not in accepted:
+            return f"a KV cache in {self.kv_dtype!r} beside {self.dtype!r} queries (supported: {', '.join(accepted)})"
+        return ""
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers in one value, and in one row of the output."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def cache_dtype(self) -> str:
+        """The dtype of K and V in the cache."""
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
+    def has_fp8_cache(self) -> bool:
+        """Whether K and V are in 8 bits, with scales."""
+        return self.kv_dtype in FP8_DTYPES
 
     @property
     def group_size(self) -> int:
@@ -71,8 +112,13 @@ class AttentionSpec:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element of q, K or V."""
-        return 2
+        """Bytes of one element of q and of the output."""
+        return _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def kv_element_bytes(self) -> int:
+        """Bytes of one element of K or V in the cache."""
+        return _ELEMENT_BYTES[self.cache_dtype]
 
     def key(self) -> str:
         """A text that names the layer, such as `num_q_heads=32,num_kv_heads=8,head_dim=128,dtype=bfloat16`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .fused import TMA_CONSTRAINTS, bodies
-from .limits import SHARED_SOURCES, Body, fits_registers, fits_shared_memory
+from .limits import LAYER_CONSTRAINTS, SHARED_SOURCES, Body, fits
 from .template import Dimension, Template
 from .variant import Variant
 
@@ -37,11 +37,10 @@ TWO_LAUNCH = Template(
         Dimension("waves", (0, 1, 2, 4, 8), changes_code=False, hybrid=(1, 2, 4)),
     ),
     constraints=(
+        *LAYER_CONSTRAINTS,
         *TMA_CONSTRAINTS,
-        fits_registers(long_body),
-        fits_registers(short_body, "decode_num_warps"),
-        fits_shared_memory(long_body),
-        fits_shared_memory(short_body, "decode_num_warps"),
+        *fits(long_body),
+        *fits(short_body, "decode_num_warps"),
     ),
     sources=(__name__, f"{__package__}.fused", *SHARED_SOURCES),
 )

@@ -10,7 +10,7 @@ import torch
 from .batch import Batch
 from .launch import Tensors
 from .limits import Body
-from .plan import WorkList, balanced_by_part, cut_tiles, equal_segments, work_list
+from .plan import WorkList, balanced_by_part, equal_segments, work_list
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 
@@ -39,7 +39,7 @@ class TwoLaunchLauncher(WorkListLauncher):
 
     def work_list(self, batch: Batch) -> WorkList:
         """Key ranges for `waves` programs a multiprocessor in each launch, those of long sequences first."""
-        tiles = cut_tiles(batch, self.spec.group_size, self.constants.long, self.constants.short)
+        tiles = self.tiles(batch)
         segments = balanced_by_part(tiles, self.num_balanced / 2) if self.num_balanced else equal_segments(tiles, 1)
         return work_list(tiles, segments, self.combine_rows)
 

@@ -5,7 +5,7 @@ It is what vLLM's Triton backend does; with that backend's numbers it is the def
 
 from __future__ import annotations
 
-from .limits import SHARED_SOURCES, Body, fits_registers, fits_shared_memory
+from .limits import LAYER_CONSTRAINTS, SHARED_SOURCES, Body, fits
 from .template import Dimension, Template
 from .variant import Variant
 
@@ -25,6 +25,6 @@ UNIFIED = Template(
         Dimension("num_warps", (1, 2, 4, 8), interpreted=False),
         Dimension("num_stages", (1, 2, 3), interpreted=False),
     ),
-    constraints=(fits_registers(bodies), fits_shared_memory(bodies)),
+    constraints=(*LAYER_CONSTRAINTS, *fits(bodies)),
     sources=(__name__, *SHARED_SOURCES),
 )

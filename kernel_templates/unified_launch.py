@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .batch import Batch
-from .plan import WorkList, cut_tiles, equal_segments, work_list
+from .plan import WorkList, equal_segments, work_list
 from .unified import bodies
 from .work_list_launch import KernelConstants, WorkListLauncher
 
@@ -19,5 +19,5 @@ class UnifiedLauncher(WorkListLauncher):
 
     def work_list(self, batch: Batch) -> WorkList:
         """Every tile's keys in `num_segments` equal ranges."""
-        tiles = cut_tiles(batch, self.spec.group_size, self.constants.long, self.constants.short)
+        tiles = self.tiles(batch)
         return work_list(tiles, equal_segments(tiles, self.variant.number("num_segments")), self.combine_rows)

@@ -12,13 +12,13 @@ import torch
 from triton import knobs
 
 from .attention import attention_kernel
-from .batch import Batch
+from .batch import MAX_TOKENS, Batch
 from .combine import combine_kernel
 from .errors import BatchError
 from .gpu import Gpu
-from .launch import LOG2_E, Launcher, Tensors
+from .launch import LOG2_E, Launcher, Tensors, features_of
 from .limits import Body
-from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, WorkList
+from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, Tiles, WorkList, cut_tiles
 from .room import Limit, Room
 from .spec import AttentionSpec
 from .upload import Upload
@@ -82,6 +82,11 @@ class WorkListLauncher(Launcher):
     @abc.abstractmethod
     def work_list(self, batch: Batch) -> WorkList:
         """The work list of `batch`."""
+
+    def tiles(self, batch: Batch) -> Tiles:
+        """The tiles of `batch`, in the shapes of the two bodies."""
+        c, spec = self.constants, self.spec
+        return cut_tiles(batch, spec.group_size, c.long, c.short, spec.sliding_window, spec.has_tree_mask)
 
     @property
     def num_balanced(self) -> float:
@@ -154,7 +159,7 @@ class WorkListLauncher(Launcher):
         self._entries = entries.view(-1, ENTRY_FIELDS)
         rows = (self.spec.num_kv_heads, max(1, room.partial_rows))
         self._partial = (
-            torch.empty(*rows, self.spec.head_dim, dtype=self.constants.partials, device=device),
+            torch.empty(*rows, self.spec.value_dim, dtype=self.constants.partials, device=device),
             torch.empty(rows, dtype=torch.float32, device=device),
             torch.empty(rows, dtype=torch.float32, device=device),
         )
@@ -162,7 +167,7 @@ class WorkListLauncher(Launcher):
         self._counters = torch.zeros(rows if self.constants.last_merges else 1, dtype=torch.int32, device=device)
 
     def workspaces(self) -> tuple[torch.Tensor, ...]:
-        """The partial outputs [kv_heads, rows, head_dim], and their maxima and sums [kv_heads, rows] in float32."""
+        """The partial outputs [kv_heads, rows, value_dim], and their maxima and sums [kv_heads, rows] in float32."""
         return self._partial
 
     def launch_key(self) -> str:
@@ -178,7 +183,7 @@ class WorkListLauncher(Launcher):
         """Launch the planned work list, then the reduction if there is room for any sequence that is split."""
         self._start_attention(tensors)
         if not self.constants.last_merges and (self._num_entries or self.compile_only):
-            self._start_combine(tensors.out)
+            self._start_combine(tensors)
 
     @property
     def _widen(self) -> bool:
@@ -200,24 +205,28 @@ class WorkListLauncher(Launcher):
         return (
             self._items, self._merges, self._counts, t.q, t.k_cache, t.v_cache, *self._descriptors(t, constants),
             t.out, t.block_table, *self._partial, self._counters, self._partial[1].stride(0),
-            self.spec.softmax_scale * LOG2_E, *t.q.stride()[:2], *t.out.stride()[:2], *t.k_cache.stride()[:3],
-            *t.v_cache.stride()[:3], t.block_table.stride(0),
+            features_of(t, self.spec), self.spec.softmax_scale * LOG2_E, *t.q.stride()[:2], *t.out.stride()[:2],
+            *t.k_cache.stride()[:3], *t.v_cache.stride()[:3], t.block_table.stride(0),
         )  # fmt: skip
 
     def _compile_time(self, c: KernelConstants) -> dict[str, Any]:
         """The compile-time arguments of an attention kernel, the grid's aside."""
         spec = self.spec
         return {
-            "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size,
+            "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "VALUE_DIM": spec.value_dim,
+            "PAGE_SIZE": self.variant.page_size,
+            # A longer window than any sequence compiles to int32 arithmetic all the same.
+            "WINDOW": min(spec.sliding_window or 0, MAX_TOKENS), "SOFT_CAP": spec.logits_soft_cap,
             "LONG_M": c.long.block_m, "LONG_N": c.long.block_n, "SHORT_M": c.short.block_m, "SHORT_N": c.short.block_n,
             "STAGES": c.num_stages, "TMA": c.tma, "LAST_MERGES": c.last_merges, "WIDEN": self._widen,
             "num_warps": c.num_warps, "num_stages": c.num_stages,
         }  # fmt: skip
 
-    def _start_combine(self, out: torch.Tensor) -> None:
+    def _start_combine(self, t: Tensors) -> None:
         spec = self.spec
-        arguments = (self._entries, self._counts, out, *self._partial, self._partial[1].stride(0), *out.stride()[:2])
-        constants = {"GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "ROWS": COMBINE_ROWS,
+        arguments = (self._entries, self._counts, t.out, *self._partial, self._partial[1].stride(0),
+                     features_of(t, spec), *t.out.stride()[:2])
+        constants = {"GROUP": spec.group_size, "VALUE_DIM": spec.value_dim, "ROWS": COMBINE_ROWS,
                      "PARTIALS": COMBINE_PARTIALS, "WIDEN": self._widen, "num_warps": COMBINE_WARPS}  # fmt: skip
         self.start(combine_kernel, (self._num_entries, spec.num_kv_heads), arguments, constants)
 
@@ -230,7 +239,8 @@ class WorkListLauncher(Launcher):
         def describe(cache: torch.Tensor, block_n: int) -> Any:
             # Heads before slots, so that the unit dimensions lead and the load is a plain two-dimensional tile.
             view = cache.permute(0, 2, 1, 3)
-            block = [1, 1, block_n, self.spec.head_dim]
+            # Past a head's own numbers, a load gives zeros.
+            block = [1, 1, block_n, 1 << (cache.shape[-1] - 1).bit_length()]
             return TensorDescriptor(view, list(view.shape), list(view.stride()), block)
 
         caches = (tensors.k_cache, tensors.v_cache)

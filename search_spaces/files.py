@@ -14,7 +14,8 @@ JsonObject = dict[str, Any]
 
 def shipped(folder: str) -> dict[str, Path]:
     """The JSON files that ship in `folder` of this package by name without extension, sorted."""
-    return {path.stem: path for path in sorted((Path(__file__).parent / folder).glob("*.json"))}
+    paths = (Path(__file__).parent / folder).glob("*.json")
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 
 def find(name_or_path: str, folder: str, noun: str) -> Path:

@@ -6,114 +6,134 @@ Presets hold the same field names as a `config.json`, so that one reader serves 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 from ..kernel_templates.errors import InputError, ModelError, SpecError
 from ..kernel_templates.spec import AttentionSpec
-from .files import JsonObject, find, read_object, shipped
+from .config import integer, items, load_config, number, present
+from .files import JsonObject
 
-# Older architectures name the same things differently; the first name that is present counts.
-_ALIASES = {
-    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
-    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "kv_n_heads"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "head_dim": ("head_dim", "kv_channels"),
-}
-
-# One in how many layers has full attention, for the architectures whose config may leave it out.
-_FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3": 6, "gemma3_text": 6}
+# The kinds of layers, by the names that a config's layer_types has for them.
+FULL, SLIDING = "full_attention", "sliding_attention"
+_KIND_NAMES = {FULL: FULL, SLIDING: SLIDING, "attention": FULL}
 
 # Layers that keep a state of fixed size instead of a paged KV cache: other kernels run them.
 _STATE_LAYERS = ("linear_attention", "mamba", "conv", "recurrent")
 
+# Fields that hold for the layers of one kind only.
+_OF_A_KIND = {
+    FULL: {"head_dim": "global_head_dim", "has_sinks": "add_full_attention_sink_bias"},
+    SLIDING: {
+        "num_attention_heads": "swa_num_attention_heads",
+        "num_key_value_heads": "swa_num_key_value_heads",
+        "head_dim": "swa_head_dim",
+        "v_head_dim": "swa_v_head_dim",
+        "has_sinks": "add_swa_attention_sink_bias",
+    },
+}
+
 _OTHER_KINDS = {
-    "kv_lora_rank": "multi-head latent attention",
-    "attention_chunk_size": "chunked attention",
+    "kv_lora_rank": "absorbed multi-head latent attention, whose cache holds one latent vector a token; without this "
+                    "field its layers are read as plain attention",
     "is_encoder_decoder": "cross attention",
+    "add_cross_attention": "cross attention",
+    "cross_attention_layers": "cross attention",
+    "relative_attention": "relative position biases",
+    "relative_attention_num_buckets": "relative position biases",
+    "prefix_lm": "attention that is not causal",
+    "use_bidirectional_attention": "attention that is not causal",
+    "attention_types": "local attention of GPT-Neo's kind",
+    "blocksparse_block_size": "block-sparse attention",
     "block_configs": "layers that differ in their number of heads",
+    "per_layer_config": "layers that differ one by one",
 }
 
 
-def preset_names() -> tuple[str, ...]:
-    """The models that are known by name, sorted."""
-    return tuple(shipped("presets"))
+def model_specs(
+    name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None
+) -> tuple[AttentionSpec, ...]:
+    """The distinct attention layers of a model, as `model_layers` gives them by kind, and raising as it does."""
+    return tuple(model_layers(name_or_path, tp, dtype, kv_dtype).values())
 
 
-def model_specs(name_or_path: str, tp: int = 1, dtype: str | None = None) -> tuple[AttentionSpec, ...]:
-    """The distinct attention layers of a model, on each of `tp` GPUs, in the order in which they first occur.
+def model_layers(
+    name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None
+) -> dict[str, AttentionSpec]:
+    """The attention layers of a model on each of `tp` GPUs, by kind, in the order in which the kinds first occur.
 
-    `name_or_path` is a preset, a `config.json` or the folder of one; `dtype` replaces the model's own. Raises
-    `ModelError` for a model that is unknown, lacks a field or has no attention layer, and `SpecError` for one that
-    needs a feature that is not supported or whose heads cannot be divided among `tp` GPUs; both name the model.
+    A kind is "full_attention" or "sliding_attention". `name_or_path` is a preset, a `config.json` or the folder of
+    one; `dtype` replaces the model's own, `kv_dtype` is what the cache holds, if another. Raises `ModelError` for a
+    model that is unknown, lacks a field or has no attention layer, and `SpecError` for one that needs a feature that is
+    not supported or whose heads cannot be divided among `tp` GPUs; both name the model.
     """
     config = load_config(name_or_path)
     try:
         _refuse_other_kinds(config)
-        sliding = dict.fromkeys(_sliding_layers(config))
-        if not sliding:
+        kinds = dict.fromkeys(_layer_kinds(config))
+        if not kinds:
             raise ModelError("it has no attention layer: all its layers keep a state of fixed size")
-        return tuple(dict.fromkeys(_spec(config, slides, tp, dtype) for slides in sliding))
+        return {kind: _spec(_of_kind(config, kind), kind, tp, dtype, kv_dtype) for kind in kinds}
     except InputError as error:
         raise type(error)(f"model {name_or_path!r}: {error}") from error
 
 
-def load_config(name_or_path: str) -> JsonObject:
-    """The fields of a model's config, those of a nested `text_config` or `attn_config` laid over its own.
-
-    Raises `ModelError` when there is no such preset or file, or when it holds no JSON object.
-    """
-    folder = Path(name_or_path).expanduser()
-    if name_or_path not in preset_names() and folder.is_dir():
-        name_or_path = str(folder / "config.json")
-    config = read_object(find(name_or_path, "presets", "model"))
-    for nested in ("text_config", "attn_config"):
-        if isinstance(inner := config.get(nested), dict):
-            config = config | cast(JsonObject, inner)
-    return config
+def kind_of(spec: AttentionSpec) -> str:
+    """The kind of a layer: "full_attention", or "sliding_attention" when it has a sliding window."""
+    return FULL if spec.sliding_window is None else SLIDING
 
 
 def _refuse_other_kinds(config: JsonObject) -> None:
     """Raises `SpecError` for what is not causal softmax attention over the keys and values of all tokens."""
     for field, feature in _OTHER_KINDS.items():
-        if config.get(field):
-            raise SpecError(f"not supported yet: {feature} ({field} is set in its config)")
+        # Between the tokens of an image only: "vision".
+        if (value := config.get(field)) and value != "vision":
+            raise SpecError(f"not supported: {feature} ({field} is set in its config)")
+    if str(config.get("position_embedding_type")).startswith("relative"):
+        raise SpecError("not supported: relative position biases (by the position_embedding_type in its config)")
+    # Beside a list of its layers' kinds the size says nothing: MiMo's is set, and its layers slide.
+    if config.get("attention_chunk_size") and not (config.get("layer_types") or config.get("hybrid_layer_pattern")):
+        raise SpecError("not supported: chunked attention (attention_chunk_size is set in its config)")
 
 
-def _sliding_layers(config: JsonObject) -> Iterator[bool]:
-    """Whether each attention layer has a sliding window: from `layer_types`, or by its architecture's rule."""
-    listed: object = config.get("layer_types") or []
-    if not isinstance(listed, list):
-        raise ModelError(f"the layer_types in its config must be a list, not {listed!r}")
-    kinds = cast(list[object], listed)
+def _layer_kinds(config: JsonObject) -> Iterator[str]:
+    """The kind of each attention layer: as its config lists them, or by its architecture's rule."""
+    kinds = items(config, "layer_types")
     for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention", *_STATE_LAYERS):
-            raise SpecError(f"not supported yet: layers of type {kind!r}")
+        if kind not in (*_KIND_NAMES, *_STATE_LAYERS):
+            raise SpecError(f"not supported: layers of type {kind!r}")
         if kind not in _STATE_LAYERS:
-            yield kind == "sliding_attention"
+            yield _KIND_NAMES[str(kind)]
     if not kinds:
-        yield from _sliding_by_rule(config)
+        slides = items(config, "hybrid_layer_pattern") or _sliding_by_rule(config)
+        yield from (SLIDING if each else FULL for each in slides)
 
 
-def _sliding_by_rule(config: JsonObject) -> Iterator[bool]:
+def _sliding_by_rule(config: JsonObject) -> Iterable[bool]:
     """Whether each layer has a sliding window when its config does not list them."""
-    architecture = str(config.get("model_type"))
-    wanted = config.get("use_sliding_window", not architecture.startswith("qwen"))
-    if not (wanted and config.get("sliding_window")):
-        yield False
-        return
-    every = _integer(config, "sliding_window_pattern", default=_FULL_EVERY.get(architecture, 0), minimum=0)
+    is_qwen = str(config.get("model_type")).startswith("qwen")
+    if not (config.get("use_sliding_window", not is_qwen) and present(config, "sliding_window")):
+        return [False]
+    layers = integer(config, "num_hidden_layers")
+    if isinstance(pattern := config.get("sliding_window_pattern"), str):
+        # EXAONE's rule: local and global layers in this order, over and over, and the last is global.
+        return [pattern[layer % len(pattern)] == "L" and layer < layers - 1 for layer in range(layers)]
+    if every := integer(config, "sliding_window_pattern", default=0, minimum=0):
+        return [bool((layer + 1) % every) for layer in range(layers)]
     # Qwen's rule: so many layers at the beginning have full attention.
-    full_first = _integer(config, "max_window_layers", default=0, minimum=0)
-    for layer in range(_integer(config, "num_hidden_layers")):
-        yield bool((layer + 1) % every) if every else layer >= full_first
+    full_first = integer(config, "max_window_layers", default=28 if is_qwen else 0, minimum=0)
+    return [layer >= full_first for layer in range(layers)]
 
 
-def _spec(config: JsonObject, slides: bool, tp: int, dtype: str | None) -> AttentionSpec:
-    heads = _integer(config, "num_attention_heads")
-    kv_heads = _integer(config, "num_key_value_heads", default=heads)
+def _of_kind(config: JsonObject, kind: str) -> JsonObject:
+    """The config with what holds for the layers of one kind only in the place of what holds for all."""
+    own = {field: config[name] for field, name in _OF_A_KIND[kind].items() if config.get(name) is not None}
+    return config | own
+
+
+def _spec(config: JsonObject, kind: str, tp: int, dtype: str | None, kv_dtype: str | None) -> AttentionSpec:
+    heads = integer(config, "num_attention_heads")
+    kv_heads = integer(config, "num_key_value_heads", default=heads)
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         kv_heads = 1  # Falcon's and StarCoder's flag overrides whatever count stands beside it
     head_dim = _head_dim(config, heads)
@@ -123,37 +143,57 @@ def _spec(config: JsonObject, slides: bool, tp: int, dtype: str | None) -> Atten
         kv_per_gpu,
         head_dim,
         dtype=dtype or str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"),
-        sliding_window=_integer(config, "sliding_window") if slides else None,
-        logits_soft_cap=_number(config, "attn_logit_softcapping"),
-        has_sinks=config.get("model_type") == "gpt_oss",
+        kv_dtype=kv_dtype or "auto",
+        sliding_window=integer(config, "sliding_window") if kind == SLIDING else None,
+        logits_soft_cap=number(config, "attn_logit_softcapping"),
+        has_sinks=bool(config.get("has_sinks")),
         has_alibi=_has_alibi(config),
         scale=_scale(config, head_dim),
+        v_head_dim=integer(config, "v_head_dim", default=head_dim),
     )
 
 
 def _head_dim(config: JsonObject, heads: int) -> int:
-    """The head size; without one in the config, the hidden size is divided among the heads."""
-    if any(config.get(name) is not None for name in _ALIASES["head_dim"]):
-        head_dim = _integer(config, "head_dim")
-    else:
-        head_dim, rest = divmod(_integer(config, "hidden_size"), heads)
-        if rest:
-            raise ModelError(f"its hidden_size of {config['hidden_size']} is not divisible by {heads} heads")
-    if (config.get("v_head_dim") or head_dim) != head_dim:
-        raise SpecError(f"not supported yet: values of size {config['v_head_dim']} beside keys of size {head_dim}")
+    """The size of a query and key; without one in the config, the hidden size is divided among the heads."""
+    if present(config, "qk_nope_head_dim"):
+        # DeepSeek's queries and keys have a part without and a part with a position, and head_dim may be one of them.
+        return integer(config, "qk_nope_head_dim") + integer(config, "qk_rope_head_dim")
+    if present(config, "head_dim"):
+        return integer(config, "head_dim")
+    head_dim, rest = divmod(integer(config, "hidden_size"), heads)
+    if rest:
+        raise ModelError(f"its hidden_size of {integer(config, 'hidden_size')} is not divisible by {heads} heads")
     return head_dim
 
 
-def _scale(config: JsonObject, head_dim: int) -> float | None:
-    """The softmax scale when it is not 1 / sqrt(head_dim): Gemma's scalar, or Granite's multiplier."""
-    scalar = _number(config, "query_pre_attn_scalar")
-    scale = _number(config, "attention_multiplier") if scalar is None else scalar**-0.5
-    return None if scale is None or math.isclose(scale, head_dim**-0.5) else scale
-
-
 def _has_alibi(config: JsonObject) -> bool:
-    by_field = config.get("alibi") or config.get("position_embedding_type") == "alibi"
-    return bool(by_field) or config.get("model_type") == "bloom"
+    if config.get("model_type") == "baichuan":
+        # Its 7B has rotary positions, its 13B has ALiBi, and no field says so.
+        return config.get("hidden_size") == 5120
+    return bool(config.get("alibi")) or config.get("position_embedding_type") == "alibi"
+
+
+def _scale(config: JsonObject, head_dim: int) -> float | None:
+    """The softmax scale when it is not 1 / sqrt(head_dim): Gemma's scalar, Granite's or MPT's factor, or DeepSeek's."""
+    if (scalar := number(config, "query_pre_attn_scalar")) is not None:
+        scale = scalar**-0.5
+    else:
+        factor = number(config, "attention_multiplier") or number(config, "softmax_scale")
+        scale = factor or head_dim**-0.5 * _deepseek_stretch(config)
+    return None if math.isclose(scale, head_dim**-0.5) else scale
+
+
+def _deepseek_stretch(config: JsonObject) -> float:
+    """What DeepSeek's scores are multiplied by for a longer context (DeepSeek-V2: DeepSeek-AI 2024, section 3.1.4).
+
+    Other architectures with YaRN multiply queries and keys instead, before the kernel sees them.
+    """
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    if not (present(config, "qk_nope_head_dim") and isinstance(rope, dict)):
+        return 1.0
+    rope = cast(JsonObject, rope)
+    factor, weight = number(rope, "factor") or 1.0, number(rope, "mscale_all_dim") or 0.0
+    return (0.1 * weight * math.log(max(1.0, factor)) + 1.0) ** 2
 
 
 def _divide(heads: int, kv_heads: int, tp: int) -> tuple[int, int]:
@@ -169,24 +209,3 @@ def _divide(heads: int, kv_heads: int, tp: int) -> tuple[int, int]:
         raise SpecError(f"{heads} query and {kv_heads} KV heads cannot be divided among {tp} GPUs; "
                         f"possible are {possible}")
     return heads // tp, max(1, kv_heads // tp)
-
-
-def _integer(config: JsonObject, field: str, default: int | None = None, minimum: int = 1) -> int:
-    """An integer of the config under any of the field's names. Raises `ModelError` when there is none."""
-    names = _ALIASES.get(field, (field,))
-    value = next((config[name] for name in names if config.get(name) is not None), default)
-    if value is None:
-        raise ModelError(f"its config has no {field}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ModelError(f"the {field} in its config must be an integer of at least {minimum}, not {value!r}")
-    return value
-
-
-def _number(config: JsonObject, field: str) -> float | None:
-    """A positive number of the config, or None when it has none. Raises `ModelError` for anything else."""
-    value = config.get(field)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelError(f"the {field} in its config must be a positive number, not {value!r}")
-    return float(value)

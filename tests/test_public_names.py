@@ -31,6 +31,7 @@ PUBLIC = [
     "__version__",
     "lookup",
     "make_launcher",
+    "merge",
     "tune",
 ]
 

@@ -15,6 +15,7 @@ def show(
     model: options.Model = None,
     tp: options.Tp = 1,
     dtype: options.Dtype = None,
+    kv_dtype: options.KvDtype = None,
     spec: options.Spec = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
     failures: Annotated[bool, typer.Option("--failures", help="Also why trials failed, with counts.")] = False,
@@ -32,7 +33,7 @@ def show(
     from ..db import Store, default_path
     from . import documents, report
 
-    wanted = request.layers(model, tp, dtype, spec) if model or spec else None
+    wanted = request.layers(model, tp, dtype, spec, kv_dtype) if model or spec else None
     with Store.open(default_path() if db is None else db, create=False) as store:
         configs = [
             config for config in store.best_configs()
@@ -58,6 +59,7 @@ def lookup(
     model: options.Model = None,
     tp: options.Tp = 1,
     dtype: options.Dtype = None,
+    kv_dtype: options.KvDtype = None,
     spec: options.Spec = None,
     batch: options.Batches = None,
     suite: options.Suite = None,
@@ -79,7 +81,7 @@ def lookup(
     from ..db import Store, load_table
     from . import documents, report
 
-    specs = request.layers(model, tp, dtype, spec)
+    specs = request.layers(model, tp, dtype, spec, kv_dtype)
     asked = request.batches(batch or (), suite)
     if not asked:
         raise InputError("lookup needs a batch, such as --batch 1x512@16384,63x1@32768, or a --suite")
@@ -106,10 +108,12 @@ def export(
     merge: Annotated[bool, typer.Option(
         "--merge", help="Keep what FILE holds where the database has nothing better, and leave out what cannot run "
                         "any more.")] = False,
+    provisional: Annotated[bool, typer.Option(
+        "--provisional", help="Also configs that have not passed the full check.")] = False,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
-    """Write the best configs to a JSON file.
+    """Write the best configs that have passed the full check to a JSON file.
 
     FILE is replaced, unless --merge is given.
 
@@ -120,29 +124,39 @@ def export(
     from ..db import Store, default_path, export_json, import_json, merged
     from . import report
 
+    before = import_json(file) if merge and Path(file).expanduser().exists() else []
     with Store.open(default_path() if db is None else db, create=False) as store:
-        configs = [
+        found = [
             config for config in store.best_configs()
             if gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower())
         ]
+        before = store.checked(before)
         name = store.name
-    if not configs:
+    if not found:
         of = "" if gpu is None else f" of GPU {gpu!r}"
         raise InputError(f"database {name!r} holds no best config{of}, so {file!r} was not written; tune first")
-    before = import_json(file) if merge and Path(file).expanduser().exists() else []
+    configs = [config for config in found if provisional or config.full_check]
+    left_out = len(found) - len(configs)
+    if not configs:
+        raise InputError(f"none of the {left_out} best configs of database {name!r} has passed the full check, so "
+                         f"{file!r} was not written; run check --full --best, or add them with --provisional")
     written = merged(configs, before) if merge else configs
     if not written:
         raise InputError(f"no config of database {name!r} and of {file!r} can run any more, so {file!r} was not "
                          "written; tune first")
     export_json(written, file)
     kept = len(set(written) - set(configs))
-    provisional = sum(not config.full_check for config in written)
+    quick = sum(not config.full_check for config in written)
     if json:
-        report.print_json({"file": file, "configs": len(written), "kept": kept, "provisional": provisional})
+        report.print_json({"file": file, "configs": len(written), "kept": kept, "provisional": quick,
+                           "left_out": left_out})
         return
     report.say(f"{len(written)} configs written to {file}" + (f", {kept} of which it held before" if kept else ""))
-    if provisional:
-        report.note(f"{provisional} of them have passed the quick check only, and say so")
+    if left_out:
+        report.note(f"{left_out} provisional configs, which have passed the quick check only, were left out; run check "
+                    "--full --best, or add them with --provisional")
+    if quick:
+        report.note(f"{quick} of them have passed the quick check only, and say so")
 
 
 def import_(

@@ -15,6 +15,8 @@ import typer
 
 from ..kernel_templates.errors import JobError, NothingValidError
 from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.spec import AttentionSpec
+from ..search_spaces.models import kind_of
 from . import options, request
 from .task import Task
 
@@ -37,6 +39,7 @@ def tune(
     model: options.Model = None,
     tp: options.Tp = 1,
     dtype: options.Dtype = None,
+    kv_dtype: options.KvDtype = None,
     spec: options.Spec = None,
     batch: options.Batches = None,
     suite: options.Suite = None,
@@ -59,7 +62,7 @@ def tune(
 ) -> None:
     """Search for the fastest variants, and store the best.
 
-    Each layer, batch and page size is a search of its own.
+    Each layer, batch and page size is a search of its own; of a model with windowed and full layers both are tuned.
     Without a GPU the kernels run through Triton's interpreter, on small batches: that shows that they are right, and
     its times are no GPU's.
 
@@ -70,7 +73,7 @@ def tune(
     from .run import Settings
 
     begun = time.monotonic()
-    specs = request.layers(model, tp, dtype, spec)
+    specs = request.layers(model, tp, dtype, spec, kv_dtype)
     pages = request.page_sizes(page_size or ())
     named = request.batches(batch or (), suite)
     sampler = request.sampler(sampler)
@@ -83,10 +86,20 @@ def tune(
         sampler=sampler,
         regime=request.regime(warm, eager),
     )
+    _name_kinds(model, specs)
     if dry_run:
         _forecast(tasks, on, settings, json)
         return
     _tune(tasks, on, settings, Request(db, json, begun))
+
+
+def _name_kinds(model: str | None, specs: Sequence[AttentionSpec]) -> None:
+    """Tell, of a model whose layers differ, of which kinds they are: each is tuned."""
+    from . import report
+
+    if len(specs) > 1:
+        kinds = " and ".join(f"{kind_of(spec)} ({spec.key()})" for spec in specs)
+        report.note(f"{model} has {len(specs)} kinds of attention layers, and each is tuned: {kinds}")
 
 
 def _forecast(tasks: Sequence[Task], gpu: Gpu, settings: Settings, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.errors import InputError, NothingValidError, VariantError
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import Failed, Timed, Wrong
+from ..kernel_templates.outcome import Failed, FullCheck, Timed, Wrong
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import why_invalid
 from ..kernel_templates.variant import Variant
@@ -29,6 +30,7 @@ def generate(
     model: options.Model = None,
     tp: options.Tp = 1,
     dtype: options.Dtype = None,
+    kv_dtype: options.KvDtype = None,
     spec: options.Spec = None,
     batch: options.Batches = None,
     suite: options.Suite = None,
@@ -54,7 +56,7 @@ def generate(
     if everything and limit is not None:
         raise InputError(f"--all and --limit {limit} exclude each other; give one of them")
     most = None if everything else limit or PRINTED
-    specs = request.layers(model, tp, dtype, spec)
+    specs = request.layers(model, tp, dtype, spec, kv_dtype)
     pages = request.page_sizes(page_size or ())
     named = request.batches(batch or (), suite)
     on = request.machine(gpu)
@@ -78,25 +80,42 @@ def check(
     model: options.Model = None,
     tp: options.Tp = 1,
     dtype: options.Dtype = None,
+    kv_dtype: options.KvDtype = None,
     spec: options.Spec = None,
     batch: options.OneBatch = None,
     page_size: options.OnePageSize = None,
     variant: options.VariantKey = None,
+    full: Annotated[bool, typer.Option(
+        "--full", help="All cases of the full check instead of one batch; what comes of them is stored.")] = False,
+    best: Annotated[bool, typer.Option(
+        "--best", help="With --full: the stored best configs that have not passed it yet.")] = False,
     gpu: options.GpuName = None,
     seed: options.Seed = 0,
+    db: options.Database = None,
     json: options.Json = False,
 ) -> None:
     """Check a variant against the reference.
 
-    It runs in a process of its own. Ends with status 1 when the result is wrong or it cannot run.
+    It runs in a process of its own. Ends with status 1 when the result is wrong or it cannot run. With --full, its pass
+    counts for every batch that it is the best for.
 
     \b
     Example:
-      attention-tuner check --model llama-3-8b --batch 1x16@32,2x1@40
+      attention-tuner check --full --best
     """
     from . import report
 
-    on, task = _one_task(request.layers(model, tp, dtype, spec), batch, page_size, gpu)
+    if full:
+        given = [name for name, value in (("--batch", batch), ("--variant", best and variant),
+                                          ("--page-size", best and page_size)) if value]
+        if given:
+            raise InputError(f"{given[0]} does not go with --full{' --best' if best else ''}, which has its own")
+        specs = request.layers(model, tp, dtype, spec, kv_dtype) if model or spec or not best else ()
+        _check_full(_FullRequest(specs, None if best else (variant, page_size), gpu, seed, db), json)
+        return
+    if best or db is not None:
+        raise InputError(f"{'--best' if best else '--db'} goes with --full only; a check of one batch is not stored")
+    on, task = _one_task(request.layers(model, tp, dtype, spec, kv_dtype), batch, page_size, gpu)
     chosen = _chosen(variant, task, on)
     outcome = _measure(MeasureJob(task, chosen, samples=1, seed=seed), on)
     report.print_outcome(task, on, outcome, timed=False, as_json=json)
@@ -108,6 +127,7 @@ def bench(
     model: options.Model = None,
     tp: options.Tp = 1,
     dtype: options.Dtype = None,
+    kv_dtype: options.KvDtype = None,
     spec: options.Spec = None,
     batch: options.OneBatch = None,
     page_size: options.OnePageSize = None,
@@ -135,7 +155,7 @@ def bench(
 
     if stored and variant is not None:
         raise InputError(f"--stored and --variant {variant!r} exclude each other; give one of them")
-    on, task = _one_task(request.layers(model, tp, dtype, spec), batch, page_size, gpu)
+    on, task = _one_task(request.layers(model, tp, dtype, spec, kv_dtype), batch, page_size, gpu)
     chosen = _stored(db, task, on) if stored else _chosen(variant, task, on)
     job = MeasureJob(task, chosen, samples, seed, request.regime(warm, eager))
     outcome = _measure(job, on)
@@ -183,6 +203,49 @@ def _stored(db: str | None, task: Task, gpu: Gpu) -> Variant:
         raise InputError(f"nothing is stored for {task.batch} of {task.spec.key()!r} with pages of {task.page_size} on "
                          f"{gpu.name}; tune it first, or leave --stored out to time the default")
     return answer.variant
+
+
+@dataclass(frozen=True, slots=True)
+class _FullRequest:
+    """What `check --full` was asked for: `one` is a variant and a page size, None where the stored best are meant."""
+
+    specs: Sequence[AttentionSpec]
+    one: tuple[str | None, str | None] | None
+    gpu: str | None
+    seed: int
+    db: str | None
+
+
+def _check_full(asked: _FullRequest, as_json: bool) -> None:
+    """Run full checks, store what came of each, and show it. Exits with status 1 when a variant failed."""
+    from ..db import Store, default_path
+    from ..db.engine import sqlite_path
+    from ..kernel_templates.sources import environment
+    from . import full_check_report
+    from .full_check import refuse_slow
+    from .full_checks import Subject, run_full_checks, subjects_of
+
+    if asked.one is not None:
+        on, task = _one_task(asked.specs, None, asked.one[1], asked.gpu)
+        subjects = [Subject(task.spec, _chosen(asked.one[0], task, on))]
+        # Before a database is made.
+        refuse_slow(subjects[0].spec, subjects[0].variant, on)
+    else:
+        on, subjects = request.runnable(asked.gpu), []
+    where = default_path() if asked.db is None else asked.db
+    if asked.one is None and (path := sqlite_path(where)) is not None and not path.exists():
+        raise InputError(f"there is no database {str(path)!r}, so there is no best config to check; tune first")
+    checks: list[FullCheck] = []
+    with Store.open(where) as store:
+        if asked.one is None:
+            subjects = subjects_of(store, on, environment, asked.specs)
+        for check in run_full_checks(subjects, on, environment, asked.seed, full_check_report.note_full_checks):
+            store.put_full_check(check)
+            checks.append(check)
+        name = store.name
+    full_check_report.print_full_checks(name, on, checks, as_json=as_json)
+    if not all(check.passed for check in checks):
+        raise typer.Exit(1)
 
 
 def _measure(job: MeasureJob, gpu: Gpu) -> Timed | Wrong | Failed:

@@ -10,7 +10,7 @@ from typing import Any
 from ..db.export import config_to_json
 from ..db.table import Answer
 from ..kernel_templates.batch import Batch
-from ..kernel_templates.outcome import BestConfig, Failed, Outcome, Skipped, Timed, Timing, Wrong
+from ..kernel_templates.outcome import BestConfig, Failed, FullCheck, Outcome, Skipped, Timed, Timing, Wrong
 from ..kernel_templates.spec import AttentionSpec
 from ..search_spaces.space import Survey
 from .floor import floor_ms
@@ -57,6 +57,19 @@ def outcome_document(outcome: Outcome) -> Document:
             return document | {"stage": stage, "reason": reason}
         case Skipped(_, reason):
             return document | {"reason": reason}
+
+
+def full_check_document(check: FullCheck) -> Document:
+    """A full check: whether it passed, the first case that failed, and what came of every case."""
+    return {
+        "spec": check.spec.key(),
+        "page_size": check.variant.page_size,
+        "variant": check.variant.key(),
+        "passed": check.passed,
+        "failed_case": check.failure and check.failure.name,
+        "environment": asdict(check.environment),
+        "cases": [asdict(case) for case in check.cases],
+    }
 
 
 def survey_document(task: Task, found: Survey, limit: int | None = None) -> Document:

@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..kernel_templates.batch import Batch
-from ..kernel_templates.errors import JobError
+from ..kernel_templates.errors import GpuError, JobError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
-from ..kernel_templates.outcome import Failed, Regime, StaticFacts, Timed, Timing, Wrong
+from ..kernel_templates.outcome import CaseResult, Failed, Regime, StaticFacts, Timed, Timing, Wrong
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
 from .blocks import TURN_MS, Course, equal_turns, run_blocks
 from .card import WATCH_PERIOD_S, ThrottleWatch
 from .child import Context, Job
+from .full_check import Case
 from .task import Task
 
 if TYPE_CHECKING:
@@ -230,6 +231,56 @@ class CompileJob(Job[StaticFacts | Failed]):
     def settle(self, error: JobError, again: Callable[[Job[StaticFacts | Failed]], StaticFacts | Failed]) -> Failed:
         """The variant is to blame."""
         return Failed(self.variant, "compile", error.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class FullCheckJob(Job[CaseResult]):
+    """Run one case of the full check of a variant; what is right for it is kept for the next one of its page size."""
+
+    spec: AttentionSpec
+    variant: Variant
+    case: Case
+
+    def run(self, context: Context) -> CaseResult:
+        """What came of it; what goes wrong is raised."""
+        from .full_check_run import make_checker, run_case
+
+        gpu, page_size = _present(context), self.variant.page_size
+        device = "cpu" if gpu.is_interpreter else "cuda"
+        # No variant is to blame for what goes wrong here.
+        context.at("reference")
+        checker = context.keep((self.spec, page_size, self.case),
+                               lambda: make_checker(self.spec, page_size, self.case, device))
+        context.at(self.case.name, self.variant)
+        return run_case(self.variant, self.case, gpu, checker)
+
+    def settle(self, error: JobError, again: Callable[[Job[CaseResult]], CaseResult]) -> CaseResult:
+        """The variant failed the case. Raises `error` where none is to blame."""
+        if error.variant is None:
+            raise error
+        return CaseResult(self.case.name, "failed", reason=error.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class SanitizeJob(Job[CaseResult]):
+    """Run a variant under compute-sanitizer."""
+
+    spec: AttentionSpec
+    variant: Variant
+
+    def run(self, context: Context) -> CaseResult:
+        """What it found."""
+        from .full_check_run import sanitize
+
+        context.forget()
+        return sanitize(self.spec, self.variant, _present(context))
+
+
+def _present(context: Context) -> Gpu:
+    gpu = _gpu(context)
+    if gpu is None:
+        raise GpuError("no NVIDIA GPU is present to run on; Triton's interpreter needs none")
+    return gpu
 
 
 def _gpu(context: Context) -> Gpu | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..kernel_templates.spec import DTYPES
-from .request import INTERPRETER_WORD
+from .request import INTERPRETER_WORD, KV_DTYPES
 
 MAX_SEED = 2**32 - 1
 
@@ -47,6 +47,9 @@ Tp = Annotated[int, typer.Option(
     parser=whole_number, metavar="GPUS", help="GPUs that the model's heads are divided among.")]
 Dtype = Annotated[str | None, typer.Option(
     metavar="|".join(DTYPES), help="Replaces the model's own.", show_default="the model's")]
+KvDtype = Annotated[str | None, typer.Option(
+    "--kv-dtype", metavar="|".join(KV_DTYPES), help="What the KV cache of a model holds.",
+    show_default="auto, which is the dtype")]
 Batches = Annotated[list[str] | None, typer.Option(
     "--batch", metavar="COUNTxQUERY@CONTEXT,...",
     help="Sequences of one launch, such as 1x512@16384,63x1@32768. Can be repeated.")]

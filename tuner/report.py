@@ -155,7 +155,7 @@ def print_forecasts(gpu: Gpu, forecasts: Sequence[Forecast], processes: int) -> 
             str(len(each.compiles)),
             seconds(each.seconds),
         ) for each in members]
-        _print_table(title, columns, rows)
+        print_table(title, columns, rows)
     say(f"together {total_compiles(forecasts)} compiles, about {seconds(total_seconds(forecasts, processes))}; "
         f"{assumptions(gpu, processes)}")
     if gpu.is_interpreter:
@@ -166,7 +166,7 @@ def print_results(gpu: Gpu, results: Sequence[TaskResult], rates: Rates | None) 
     """Write the table that a run ends with: the best variant of each task against the default and the floor."""
     columns = ("batch", "page", "best variant", "time", "speed-up", "verdict", *([] if rates is None else ["of floor"]))
     for title, members in _by_layer(gpu, results).items():
-        _print_table(title, columns, [_result_cells(result, rates) for result in members])
+        print_table(title, columns, [_result_cells(result, rates) for result in members])
         for result in members:
             if result.best is not None and (over := rival(result, gpu)) != "the default":
                 say(f"the speed-up on {short(result.task.batch)}, pages of {result.task.page_size}, is over {over}")
@@ -195,7 +195,7 @@ def print_configs(configs: Sequence[BestConfig]) -> None:
         groups.setdefault(title, []).append(config)
     for title, members in groups.items():
         columns = ("batch", "page", "best variant", "time", "speed-up", "verdict", "check")
-        _print_table(title, columns, map(config_cells, members))
+        print_table(title, columns, map(config_cells, members))
 
 
 def print_trials(database: str, counts: Counter[str], reasons: Counter[Reason] | None) -> None:
@@ -260,7 +260,7 @@ def print_machine(machine: Machine, rates: Rates | None) -> None:
 def _print_failures(reasons: Counter[Reason]) -> None:
     if reasons:
         rows = [(str(count), *kind) for kind, count in grouped(reasons).most_common()]
-        _print_table("trials without a time", ("count", "outcome", "stage", "reason"), rows)
+        print_table("trials without a time", ("count", "outcome", "stage", "reason"), rows)
 
 
 def _stdout() -> Console:
@@ -287,7 +287,8 @@ def _result_cells(result: TaskResult, rates: Rates | None) -> list[str]:
     return cells if share is None else [*cells, f"{share:.0%}"]
 
 
-def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write a table on stdout, as wide as the terminal."""
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -10,7 +10,7 @@ from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import GpuError, InputError, SpecError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from ..kernel_templates.outcome import Regime
-from ..kernel_templates.spec import DTYPES, AttentionSpec
+from ..kernel_templates.spec import DTYPES, FP8_DTYPES, AttentionSpec
 from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
 from .task import Task
@@ -19,28 +19,33 @@ from .task import Task
 INTERPRETER_WORD = "interpreter"
 DEFAULT_PAGE_SIZE = 16
 DEFAULT_SUITE = "serving"
+# What `--kv-dtype` takes; "auto" is the layer's own.
+KV_DTYPES = ("auto", *FP8_DTYPES)
 
 
-def layers(model: str | None, tp: int, dtype: str | None, spec: str | None = None) -> tuple[AttentionSpec, ...]:
-    """The attention layers of `model` on one of `tp` GPUs, or the one that `spec` names.
+def layers(
+    model: str | None, tp: int, dtype: str | None, spec: str | None = None, kv_dtype: str | None = None
+) -> tuple[AttentionSpec, ...]:
+    """The distinct attention layers of `model` on one of `tp` GPUs, or the one that `spec` names.
 
-    Raises `ModelError` or `SpecError`, and `InputError` unless exactly one of the two is given, and for
-    `tp` or `dtype` beside `spec`.
+    Raises `ModelError` or `SpecError`, and `InputError` unless exactly one of the two is given, and for `tp`, `dtype`
+    or `kv_dtype` beside `spec`.
     """
     if (model is None) == (spec is None):
         given = "neither was given" if model is None else "both were given"
         raise InputError(f"a layer is named by either --model or --spec, and {given}; try --model llama-3-8b")
     if spec is not None:
-        if tp != 1 or dtype is not None:
-            option = f"--tp {tp}" if tp != 1 else f"--dtype {dtype}"
-            raise InputError(f"{option} does not go with --spec, which names a layer as one GPU has it, with its dtype")
+        if tp != 1 or dtype is not None or kv_dtype is not None:
+            option = f"--tp {tp}" if tp != 1 else f"--kv-dtype {kv_dtype}" if dtype is None else f"--dtype {dtype}"
+            raise InputError(f"{option} does not go with --spec, which names a layer as one GPU has it, dtypes and all")
         return (AttentionSpec.parse(spec),)
     assert model is not None
-    if dtype is not None and dtype not in DTYPES:
-        raise SpecError(f"--dtype {dtype!r} is not supported; accepted are {', '.join(DTYPES)}")
+    for option, value, accepted in (("--dtype", dtype, DTYPES), ("--kv-dtype", kv_dtype, KV_DTYPES)):
+        if value is not None and value not in accepted:
+            raise SpecError(f"{option} {value!r} is not supported; accepted are {', '.join(accepted)}")
     from ..search_spaces.models import model_specs
 
-    return model_specs(model, tp, dtype)
+    return model_specs(model, tp, dtype, kv_dtype)
 
 
 def page_sizes(texts: Sequence[str]) -> tuple[int, ...]:

@@ -6,12 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..db.table import Answer
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import BestConfig, Check
+from ..kernel_templates.outcome import BestConfig, Check, FullCheck
 from ..kernel_templates.template import why_invalid
 from ..kernel_templates.variant import Variant
 from .run import Progress, Reason, TaskResult
@@ -93,6 +94,34 @@ def config_cells(config: BestConfig) -> tuple[str, ...]:
         config.verdict.value,
         "full" if config.full_check else "quick",
     )
+
+
+def counted(count: int, noun: str) -> str:
+    """`count` and the noun, in the plural where it is not one."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def full_check_cells(check: FullCheck) -> tuple[str, ...]:
+    """The row of a table for `check`: page size, variant, result, cases that passed and were run, and the worst."""
+    states = Counter(case.state for case in check.cases)
+    worst = check.worst
+    return (
+        str(check.variant.page_size),
+        values(check.variant),
+        "passed" if check.passed else "failed",
+        f"{states['passed']} of {states['passed'] + states['failed']}",
+        "" if worst is None else f"{worst.worst_ratio:.3g}",
+        "" if worst is None else worst.name,
+    )
+
+
+def unrun_cases(checks: Sequence[FullCheck]) -> dict[str, list[str]]:
+    """The names of the cases that were not run for one of `checks` at least, by reason, in the order of the cases."""
+    found: dict[str, list[str]] = {}
+    for case in dict.fromkeys(replace(case, worst_ratio=None) for check in checks for case in check.cases):
+        if case.state == "not run":
+            found.setdefault(case.reason, []).append(case.name)
+    return found
 
 
 def origin(answer: Answer) -> str:

@@ -1,8 +1,11 @@
+import math
+
+import pytest
 import torch
 import triton
 import triton.language as tl
 
-from attention_tuner.kernel_templates.arithmetic import dot, narrow
+from attention_tuner.kernel_templates.arithmetic import dot, load_tile, logits, narrow
 
 
 @triton.jit
@@ -32,3 +35,50 @@ def test_the_interpreter_multiplies_bfloat16_in_float32():
     out = torch.empty(16, 16)
     dot_kernel[(1,)](a, b, out, 16, True)
     assert torch.allclose(out, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+
+
+@triton.jit
+def logits_kernel(x, position, slope, out, first, scale, SIZE: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr):
+    row = tl.arange(0, SIZE)
+    place = row[:, None] * SIZE + row[None, :]
+    found = logits(tl.load(x + place), first, tl.load(position + row), tl.load(slope + row), scale, CAP, ALIBI)
+    tl.store(out + place, found)
+
+
+@pytest.mark.parametrize("cap", [None, 0.5, 30.0, 1e4])
+@pytest.mark.filterwarnings("error")
+def test_a_soft_cap_is_a_tanh_that_nothing_overflows(cap: float | None):
+    x = torch.cat((torch.linspace(-1e5, 1e5, 128), torch.linspace(-40, 40, 128))).view(16, 16)
+    x[0, :3] = torch.tensor([0.0, 1e-6, 1e30])
+    out, zeros = torch.empty(16, 16), torch.zeros(16)
+    logits_kernel[(1,)](x, zeros.int(), zeros, out, 0, math.log2(math.e), 16, cap, False)
+    wide = x.double()
+    expected = math.log2(math.e) * (wide if cap is None else cap * torch.tanh(wide / cap))
+    assert torch.allclose(out.double(), expected, rtol=1e-6, atol=1e-6 * (cap or 1))
+
+
+def test_alibi_is_exact_near_the_query_even_at_a_million_tokens():
+    position, slope = 2**20 + torch.arange(16, dtype=torch.int32), torch.linspace(0.001, 8, 16)
+    for first in (0, 2**19, 2**20):
+        out = torch.empty(16, 16)
+        logits_kernel[(1,)](torch.zeros(16, 16), position, slope, out, first, 1.0, 16, None, True)
+        distance = first + torch.arange(16) - position[:, None]
+        assert torch.allclose(out.double(), slope.double()[:, None] * distance, rtol=1e-6, atol=1e-5)
+
+
+@triton.jit
+def load_kernel(x, out, SIZE: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.arange(0, SIZE)
+    place = row[:, None] * SIZE + row[None, :]
+    tl.store(out + place, load_tile(x + place, row < KEPT, row < KEPT + 1, ROWS, COLUMNS))
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_tile_is_masked_only_where_it_is_to_be(rows: bool, columns: bool):
+    x, out = torch.rand(16, 16) + 1, torch.empty(16, 16)
+    load_kernel[(1,)](x, out, 16, 5, rows, columns)
+    expected = x.clone()
+    expected[5 if rows else 16 :] = 0
+    expected[:, 6 if columns else 16 :] = 0
+    assert torch.equal(out, expected)

@@ -1,14 +1,17 @@
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape, minimum_traffic
 from attention_tuner.kernel_templates.errors import BatchError
-from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.spec import FP8_DTYPES, AttentionSpec
 
-SEQUENCES = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 10**6)), min_size=1, max_size=40)
+SEQUENCES = st.lists(st.tuples(st.integers(0, 4096), st.integers(0, 10**6)), min_size=1, max_size=40).filter(
+    lambda sequences: any(query_len for query_len, _ in sequences)
+)
+SHORT_SEQUENCES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 30)), min_size=1, max_size=4).filter(
+    lambda sequences: any(query_len for query_len, _ in sequences)
+)
 
 
 @given(SEQUENCES)
@@ -23,9 +26,27 @@ def test_a_malformed_batch_is_refused(text: str):
         Batch.parse(text)
 
 
-def test_a_batch_needs_a_sequence():
-    with pytest.raises(BatchError, match="at least one"):
+def test_a_batch_needs_a_sequence_and_a_query_token():
+    with pytest.raises(BatchError, match="at least one sequence"):
         Batch(())
+    with pytest.raises(BatchError, match="at least one query token"):
+        Batch(((0, 5), (0, 0)))
+
+
+@pytest.mark.parametrize("sequence", [(-1, 5), (1, -5)])
+def test_no_length_is_negative(sequence: tuple[int, int]):
+    with pytest.raises(BatchError, match="negative"):
+        Batch(((2, 3), sequence))
+
+
+def test_a_sequence_without_query_tokens_is_no_work():
+    batch, without = Batch.parse("2x0@9000,1x12@5,1x0@0,3x1@40"), Batch.parse("1x12@5,3x1@40")
+    assert batch.num_seqs == 7
+    assert batch.kv_lens == (9000, 9000, 17, 0, 41, 41, 41)
+    assert BatchBucket.of(batch) == BatchBucket.of(without)
+    for spec in (AttentionSpec(4, 2, 64), AttentionSpec(4, 2, 64, sliding_window=7)):
+        assert minimum_traffic(spec, batch) == minimum_traffic(spec, without)
+    assert not Batch.parse("5x0@100,1x9@4").has_part("short")
 
 
 def test_sizes_of_a_hybrid_batch():
@@ -72,13 +93,29 @@ def test_text_that_names_no_bucket_is_refused(text: str):
         BatchBucket.parse(text)
 
 
-def test_minimum_traffic_counts_visible_pairs():
-    spec = AttentionSpec(4, 2, 64)
-    batch = Batch(((3, 5), (1, 0)))
-    pairs = sum(context + i + 1 for query, context in batch.sequences for i in range(query))
-    num_bytes, flops = minimum_traffic(spec, batch)
-    assert math.isclose(flops, 4 * 4 * 64 * pairs)
-    assert num_bytes == 2 * (2 * 9 * 2 * 64 + 2 * 4 * 4 * 64)
+@given(
+    SHORT_SEQUENCES,
+    st.none() | st.integers(1, 50),
+    st.sampled_from([None, 40]),
+    st.sampled_from(["auto", *FP8_DTYPES]),
+)
+def test_minimum_traffic_counts_visible_pairs_and_keys(
+    sequences: list[tuple[int, int]], window: int | None, v_head_dim: int | None, kv_dtype: str
+):
+    spec = AttentionSpec(4, 2, 64, kv_dtype=kv_dtype, sliding_window=window, v_head_dim=v_head_dim)
+    seen = [
+        (sequence, position, key)
+        for sequence, (query_len, context_len) in enumerate(sequences)
+        for position in range(context_len, context_len + query_len)
+        for key in range(position + 1)
+        if window is None or position - window < key
+    ]
+    num_keys = len({(sequence, key) for sequence, _, key in seen})
+    num_tokens = sum(query_len for query_len, _ in sequences)
+    num_bytes, flops = minimum_traffic(spec, Batch(tuple(sequences)))
+    dims = 64 + (v_head_dim or 64)
+    assert flops == 2 * 4 * dims * len(seen)
+    assert num_bytes == spec.kv_element_bytes * num_keys * 2 * dims + 2 * num_tokens * 4 * dims
 
 
 def test_a_shape_joins_layer_and_bucket():

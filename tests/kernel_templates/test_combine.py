@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -5,32 +7,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.combine import combine_kernel
+from attention_tuner.kernel_templates.launch import Features
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-HEAD_DIM, GROUP = 64, 2
+GROUP = 2
 
 
-@given(st.integers(1, 20), st.integers(1, 5), st.integers(0, 999))
+@given(st.integers(1, 20), st.integers(1, 5), st.integers(0, 999), st.sampled_from((64, 40)))
 @settings(deadline=None, max_examples=20, derandomize=True)
-def test_segments_merge_to_the_softmax_over_all_of_them(num_segments: int, tokens: int, seed: int):
+def test_segments_merge_to_the_softmax_over_all_of_them(num_segments: int, tokens: int, seed: int, value_dim: int):
     draw = torch.Generator().manual_seed(seed)
     rows, heads = tokens * GROUP, 2
     scores = 30 * torch.randn(heads, num_segments, rows, 7, generator=draw)
-    values = torch.randn(heads, num_segments, 7, HEAD_DIM, generator=draw)
+    values = torch.randn(heads, num_segments, 7, value_dim, generator=draw)
     maxima = scores.amax(-1)
     weights = torch.exp2(scores - maxima[..., None])
     partial_out = weights @ values
+    lse = torch.full((tokens, heads * GROUP), torch.nan)
+    features = Features(*[None] * 5, lse=lse, stride_lse=heads * GROUP)
     flat = (heads, num_segments * rows)
-    out = torch.full((tokens, heads * GROUP, HEAD_DIM), torch.nan, dtype=torch.float16)
+    out = torch.full((tokens, heads * GROUP, value_dim), torch.nan, dtype=torch.float16)
     rows_per_program = 4
     entries = [[0, -1, rows, first, *[-1] * 4, first, num_segments, rows] for first in range(0, rows, rows_per_program)]
     combine_kernel[len(entries) + 1, heads](
         torch.tensor(entries, dtype=torch.int32), torch.tensor([0, len(entries)], dtype=torch.int32), out,
-        partial_out.reshape(*flat, HEAD_DIM), maxima.reshape(flat), weights.sum(-1).reshape(flat), flat[1],
-        *out.stride()[:2], GROUP=GROUP, HEAD_DIM=HEAD_DIM, ROWS=rows_per_program, PARTIALS=8, WIDEN=False,
+        partial_out.reshape(*flat, value_dim), maxima.reshape(flat), weights.sum(-1).reshape(flat), flat[1],
+        features, *out.stride()[:2], GROUP=GROUP, VALUE_DIM=value_dim, ROWS=rows_per_program, PARTIALS=8, WIDEN=False,
     )  # fmt: skip
     joined = torch.softmax(scores.double().permute(0, 2, 1, 3).flatten(2) * np.log(2), -1)
     expected = joined @ values.double().flatten(1, 2)
-    found = out.view(tokens, heads, GROUP, HEAD_DIM).permute(1, 0, 2, 3).reshape(heads, rows, HEAD_DIM)
+    found = out.view(tokens, heads, GROUP, value_dim).permute(1, 0, 2, 3).reshape(heads, rows, value_dim)
     assert torch.allclose(found.double(), expected, atol=2e-3)
+    expected_lse = torch.logsumexp(scores.double().permute(0, 2, 1, 3).flatten(2) * math.log(2), -1)
+    assert torch.allclose(lse.view(tokens, heads, GROUP).permute(1, 0, 2).reshape(heads, rows).double(), expected_lse)

@@ -27,6 +27,7 @@ from attention_tuner.tuner.jobs import CompileJob
 
 SPEC, WIDE = AttentionSpec(32, 8, 128), AttentionSpec(32, 8, 256)
 BATCH = Batch.parse("1x64@100,2x1@100")
+Job = tuple[str, AttentionSpec, Variant]
 EXCEEDS = "its tiles exceed the GPU's shared memory"
 
 
@@ -52,6 +53,19 @@ TWO_LAUNCH = Variant.of("two_launch", 128, {
     "num_stages": 2, "kv_load": "pointer", "order": "items", "waves": 1,
 })  # fmt: skip
 
+# Every feature at once, and each of the layouts that tiles of uneven heads and of other dtypes have.
+RICH = AttentionSpec(32, 8, 192, "bfloat16", "float8_e5m2", 1000, 30.0, True, True, v_head_dim=128, has_tree_mask=True)
+LAYERS = [
+    *((name, RICH, unified(64, 64)) for name in TARGETS),
+    *((name, AttentionSpec(32, 8, 80, v_head_dim=256), unified(128, 64, 8)) for name in ("sm_80", "sm_90", "sm_100")),
+    ("sm_90", AttentionSpec(32, 8, 96), fused("tma")),
+    *((name, AttentionSpec(8, 8, 128, "float16", "float8_e4m3fn", has_sinks=True), fused("tma"))
+      for name in ("sm_90", "sm_100")),
+    ("sm_89", AttentionSpec(32, 8, 128, kv_dtype="float8_e4m3fn", sliding_window=100), unified(16, 32)),
+    ("sm_90", AttentionSpec(8, 8, 128, "float32"), unified(16, 16)),
+    ("sm_89", AttentionSpec(8, 8, 256, "float32", logits_soft_cap=30.0), unified(16, 16, 8)),
+]  # fmt: skip
+
 # What is compiled where. Those for head size 256 are near the limits of 99, 163 and 227 KiB, on either side.
 COMPILED = [
     *((name, SPEC, default_variant(SPEC, BATCH, 16)) for name in TARGETS),
@@ -69,13 +83,14 @@ COMPILED = [
     ("sm_90", WIDE, unified(64, 64)),
     ("sm_90", WIDE, unified(64, 128, num_warps=8)),
     ("sm_100", WIDE, unified(64, 128)),
+    *LAYERS,
 ]
 
 
 @pytest.fixture(scope="module")
-def facts() -> dict[tuple[str, Variant], StaticFacts]:
+def facts() -> dict[Job, StaticFacts]:
     """What the compiler said, for GPUs that have all the shared memory asked for."""
-    found: dict[tuple[str, Variant], StaticFacts] = {}
+    found: dict[Job, StaticFacts] = {}
     with CompilePool(processes=2, limit_s=120) as pool:
         for name in TARGETS:
             for _, spec, variant in (one for one in COMPILED if one[0] == name):
@@ -84,11 +99,11 @@ def facts() -> dict[tuple[str, Variant], StaticFacts]:
             while pool.pending:
                 for job, result in pool.results(10):
                     assert isinstance(result, StaticFacts), f"{name} {job.variant.key()}: {result}"
-                    found[name, job.variant] = result
+                    found[name, job.spec, job.variant] = result
     return found
 
 
-def test_every_target_compiles_and_says_what_it_uses(facts: dict[tuple[str, Variant], StaticFacts]):
+def test_every_target_compiles_and_says_what_it_uses(facts: dict[Job, StaticFacts]):
     assert len(facts) == len(COMPILED)
     for fact in facts.values():
         assert fact.shared_bytes > 0
@@ -100,19 +115,31 @@ def test_every_target_compiles_and_says_what_it_uses(facts: dict[tuple[str, Vari
 
 
 def test_tall_tiles_use_the_tensor_core_instructions_of_their_generation(
-    facts: dict[tuple[str, Variant], StaticFacts],
+    facts: dict[Job, StaticFacts],
 ):
     for variant in (fused("pointer"), PERSISTENT, TWO_LAUNCH):
-        assert {name: facts[name, variant].tensor_core for name in TARGETS} == {
+        assert {name: facts[name, SPEC, variant].tensor_core for name in TARGETS} == {
             "sm_80": "mma.sync", "sm_89": "mma.sync", "sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma",
             "sm_120": "mma.sync",
         }  # fmt: skip
 
 
-def test_what_is_accepted_fits_and_what_is_rejected_nearly_did_not(facts: dict[tuple[str, Variant], StaticFacts]):
+def test_features_and_uneven_heads_keep_the_tensor_cores_and_float32_has_none(facts: dict[Job, StaticFacts]):
+    for name, spec, variant in LAYERS:
+        assert bool(facts[name, spec, variant].tensor_core) == (spec.dtype != "float32")
+    assert facts["sm_90", RICH, unified(64, 64)].tensor_core == "wgmma.mma_async"
+
+
+def test_float32_holds_its_operands_in_registers(facts: dict[Job, StaticFacts]):
+    for name, spec, variant in LAYERS:
+        if spec.dtype == "float32":
+            assert (facts[name, spec, variant].stack_bytes or 0) < 512
+
+
+def test_what_is_accepted_fits_and_what_is_rejected_nearly_did_not(facts: dict[Job, StaticFacts]):
     rejected = 0
     for name, spec, variant in COMPILED:
-        found, limit = facts[name, variant].shared_bytes, TARGETS[name].shared_memory_bytes
+        found, limit = facts[name, spec, variant].shared_bytes, TARGETS[name].shared_memory_bytes
         if why_invalid(variant, spec, TARGETS[name]) == EXCEEDS:
             assert found + probability_bytes(spec, variant) + SCRATCH_BYTES > limit, f"{name} {variant.key()}"
             rejected += 1
@@ -121,7 +148,7 @@ def test_what_is_accepted_fits_and_what_is_rejected_nearly_did_not(facts: dict[t
     assert rejected >= 4
 
 
-def test_the_estimate_is_at_most_a_tile_of_probabilities_too_high(facts: dict[tuple[str, Variant], StaticFacts]):
+def test_the_estimate_is_at_most_a_tile_of_probabilities_too_high(facts: dict[Job, StaticFacts]):
     # What `gluon_hopper` takes is foretold exactly, and tested beside it.
     for name, spec, variant in (one for one in COMPILED if one[2].template != "gluon_hopper"):
         stages, values = variant.number("num_stages"), variant.as_dict()
@@ -130,7 +157,7 @@ def test_the_estimate_is_at_most_a_tile_of_probabilities_too_high(facts: dict[tu
             shared_memory_bytes(b, spec, TARGETS[name], n, stages) for b, n in zip(bodies(variant), warps, strict=False)
         )
         least = most - probability_bytes(spec, variant) - SCRATCH_BYTES
-        assert least <= facts[name, variant].shared_bytes <= most, f"{name} {variant.key()}"
+        assert least <= facts[name, spec, variant].shared_bytes <= most, f"{name} {variant.key()}"
 
 
 def bodies(variant: Variant) -> tuple[Body, ...]:

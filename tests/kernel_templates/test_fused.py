@@ -40,3 +40,16 @@ def test_the_counterparts_have_the_same_choices():
     for dimension in FUSED.dimensions:
         if dimension.counterpart:
             assert dimension.choices == choices[dimension.counterpart]
+
+
+def test_tma_needs_rows_of_16_bytes():
+    variant = Variant.of("fused", 128, VALUES)
+    reason = "TMA needs keys and values of a multiple of 16 bytes"
+    for spec, expected in (
+        (AttentionSpec(32, 8, 72), None),
+        (AttentionSpec(32, 8, 72, kv_dtype="float8_e5m2"), reason),
+        (AttentionSpec(32, 8, 80, v_head_dim=72, kv_dtype="float8_e5m2"), reason),
+        (AttentionSpec(32, 8, 80, kv_dtype="float8_e5m2"), None),
+    ):
+        assert why_invalid(variant, spec, TARGETS["sm_90"]) == expected
+        assert why_invalid(variant.replace(kv_load="pointer"), spec, TARGETS["sm_90"]) is None

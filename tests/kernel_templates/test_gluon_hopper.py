@@ -8,6 +8,7 @@ from attention_tuner.kernel_templates.gluon_hopper import GLUON_HOPPER, shared_m
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import why_invalid
+from attention_tuner.kernel_templates.variant import Value
 
 
 @pytest.mark.parametrize("gpu", [*(gpu for name, gpu in TARGETS.items() if name != "sm_90"), INTERPRETER])
@@ -51,3 +52,14 @@ def test_a_batch_of_one_kind_has_one_schedule_and_weight():
     assert grid["schedule"] == ("long_first",)
     assert grid["long_weight"] == (1,)
     assert len(grid["waves"]) > 1
+
+
+@pytest.mark.parametrize("values", [
+    {"sliding_window": 9}, {"logits_soft_cap": 9.0}, {"has_sinks": True}, {"has_alibi": True}, {"has_tree_mask": True},
+    {"kv_dtype": "float8_e5m2"}, {"dtype": "float32"}, {"head_dim": 96}, {"v_head_dim": 64},
+], ids=str)  # fmt: skip
+def test_a_layer_with_what_it_lacks_is_refused_by_name(values: dict[str, Value]):
+    spec = dataclasses.replace(SPEC, **values)  # pyright: ignore
+    reason = why_invalid(variant_of(partials="float32"), spec, HOPPER)
+    assert reason is not None
+    assert reason.startswith("it has no sliding window, soft cap, sinks, ALiBi, tree mask, fp8 cache, float32, nor")

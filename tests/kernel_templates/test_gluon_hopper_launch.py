@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -64,6 +65,16 @@ def started(batch: Batch, **changes: Value) -> tuple[tuple[int, ...], dict[str, 
     # The reduction comes second: both consumers of a short sequence have a result.
     assert len(launches) == 2
     return launches[0]
+
+
+def test_it_is_refused_where_a_log_sum_exp_is_asked_for():
+    batch = Batch.parse("1x1@70")
+    launcher = GluonHopperLauncher(variant_of(), SPEC, HOPPER)
+    launcher.start = lambda *_: None
+    launcher.plan(batch, "cpu")
+    tensors = Checker(SPEC, batch, launcher.variant.page_size, "cpu").tensors
+    with pytest.raises(VariantError, match="writes no log-sum-exp"):
+        launcher.run(dataclasses.replace(tensors, lse=torch.empty(1, SPEC.num_q_heads)))
 
 
 def test_its_grid_is_the_units_or_the_multiprocessors():

@@ -1,6 +1,9 @@
+import itertools
+
 import pytest
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.heuristic import candidates, heuristic_variant
@@ -22,6 +25,29 @@ def test_it_is_valid_everywhere(gpu: Gpu, head_dim: int, batch: str):
             assert why_invalid(variant, spec, gpu) is None
 
 
+FEATURES: list[dict[str, object]] = [
+    {"dtype": "float32"}, {"dtype": "float32", "head_dim": 256}, {"kv_dtype": "float8_e5m2", "head_dim": 72},
+    {"kv_dtype": "float8_e4m3fn"}, {"v_head_dim": 256}, {"head_dim": 192, "v_head_dim": 128, "sliding_window": 100},
+    {"has_sinks": True, "has_alibi": True, "has_tree_mask": True, "logits_soft_cap": 9.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("values", FEATURES, ids=str)
+def test_every_layer_has_a_heuristic_and_a_default_where_anything_can_run(gpu: Gpu, values: dict[str, object]):
+    for text, heads in itertools.product(BATCHES, ((32, 8), (71, 1), (128, 1), (4, 4))):
+        spec, batch = AttentionSpec(*heads, **({"head_dim": 64} | values)), Batch.parse(text)  # pyright: ignore
+        if spec.kv_dtype == "float8_e4m3fn" and (0, 0) < gpu.capability < (8, 9):
+            with pytest.raises(VariantError, match="a cache in float8_e4m3fn needs a GPU"):
+                heuristic_variant(spec, BatchBucket.of(batch), 16, gpu)
+            continue
+        for page_size in (16, 128, 2048):
+            variant = heuristic_variant(spec, BatchBucket.of(batch), page_size, gpu)
+            assert why_invalid(variant, spec, gpu) is None
+            if gpu.name != "small":
+                assert why_invalid(default_variant(spec, batch, page_size), spec, gpu) is None
+
+
 def test_verification_gets_taller_tiles_than_decode():
     spec = AttentionSpec(32, 8, 128)
     rows = [
@@ -32,7 +58,7 @@ def test_verification_gets_taller_tiles_than_decode():
 
 
 def test_a_page_that_no_variant_reads_is_refused():
-    with pytest.raises(VariantError, match="pages of 24; accepted are multiples of 16"):
+    with pytest.raises(VariantError, match="pages of 24: the page size is no multiple of 16"):
         heuristic_variant(AttentionSpec(4, 2, 64), BatchBucket.of(Batch.parse("1x1@1")), 24, TARGETS["sm_90"])
 
 

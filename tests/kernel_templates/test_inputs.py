@@ -1,35 +1,21 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.inputs import (
-    LATTICE_KEYS,
-    LATTICE_STEP,
-    NEEDLE_SCORE,
-    edge_positions,
-    make_tensors,
-    needle_keys,
-)
-from attention_tuner.kernel_templates.launch import Tensors
-from attention_tuner.kernel_templates.reference import gather
-from attention_tuner.kernel_templates.spec import MAX_SCALE, MIN_SCALE, AttentionSpec
+from attention_tuner.kernel_templates.inputs import GUARD, make_tensors, tree_words
+from attention_tuner.kernel_templates.needles import NEEDLE_SCORE
+from attention_tuner.kernel_templates.reference import gather, paged_attention
+from attention_tuner.kernel_templates.spec import AttentionSpec
 
 SPEC = AttentionSpec(4, 2, 64)
 BATCH = Batch.parse("1x12@200,2x1@95,1x3@0")
-
-
-def probabilities(tensors: Tensors, spec: AttentionSpec, batch: Batch, sequence: int) -> torch.Tensor:
-    """Scores of every query, masked by nothing: [num_q_heads, query_len, kv_len]."""
-    start = int(tensors.query_start_loc[sequence])
-    q = tensors.q[start : int(tensors.query_start_loc[sequence + 1])].double()
-    k = gather(tensors.k_cache, tensors.block_table[sequence], batch.kv_lens[sequence]).double()
-    return torch.einsum("ihd,jhd->hij", q, k.repeat_interleave(spec.group_size, dim=1)) * spec.softmax_scale
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -86,63 +72,122 @@ def test_one_seed_gives_the_same_inputs_and_another_other_ones(needles: bool) ->
 
 def test_without_needles_no_key_stands_out() -> None:
     tensors = make_tensors(SPEC, BATCH, 16, "cpu", seed=0, needles=False)
-    assert probabilities(tensors, SPEC, BATCH, 0).abs().max() < NEEDLE_SCORE / 2
+    k = gather(tensors.k_cache, tensors.block_table[0], 212).double().repeat_interleave(2, dim=1)
+    assert torch.einsum("ihd,jhd->hij", tensors.q[:12].double(), k).abs().max() / 8 < NEEDLE_SCORE / 2
 
 
-@pytest.mark.parametrize("spec", [SPEC, AttentionSpec(7, 1, 128, "float16"), AttentionSpec(4, 4, 256, scale=0.3),
-                                  AttentionSpec(4, 2, 64, "float16", scale=MIN_SCALE),
-                                  AttentionSpec(4, 2, 256, "float16", scale=MAX_SCALE)])
-def test_a_query_attends_to_its_needles_alone_and_equally(spec: AttentionSpec) -> None:
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_cache_in_8_bits_has_its_nan_and_scales_that_differ_between_neighbours(kv_dtype: str) -> None:
+    spec = AttentionSpec(8, 4, 64, kv_dtype=kv_dtype)
     tensors = make_tensors(spec, BATCH, 16, "cpu", seed=0)
-    scores = probabilities(tensors, spec, BATCH, 0)
-    keys = needle_keys(BATCH, 16)
-    classes = torch.full((212,), -1)
-    classes[keys.position[keys.sequence == 0]] = keys.needle_class[keys.sequence == 0]
-    assert scores[0, 0, 200] >= NEEDLE_SCORE
-    for row in range(12):
-        for head in range(spec.num_q_heads):
-            own, outside, turn = classes[200 + row], 200 + row + 1, (row + head) % 4
-            if turn == 2 and row < 11:
-                assert scores[head, row, outside] == scores[0, 0, 200]
-                assert scores[head, row, :outside].max() < NEEDLE_SCORE / 2
-            elif turn != 1:
-                watched = (classes == 1) | (classes == own) | ((classes == 0) & (turn != 3))
-                assert set(scores[head, row, watched].tolist()) == {float(scores[0, 0, 200])}
-                assert scores[head, row, ~watched].max() < NEEDLE_SCORE / 2
-            else:
-                assert scores[head, row, :200].abs().max() < NEEDLE_SCORE / 2
+    for cache, scale in ((tensors.k_cache, tensors.k_scale), (tensors.v_cache, tensors.v_scale)):
+        assert cache.dtype == getattr(torch, kv_dtype)
+        assert bool(cache[[0, -1]].float().isnan().all())
+        assert bool(gather(cache, tensors.block_table[0], 212).float().isfinite().all())
+        assert gather(cache, tensors.block_table[0], 212).float().std() > 0.5
+        assert scale is not None
+        assert (scale.shape, scale.dtype) == ((4,), torch.float32)
+        ratios = scale[1:] / scale[:-1]
+        assert bool((torch.maximum(ratios, 1 / ratios) >= 1.5).all())
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3000)), min_size=1, max_size=4),
-    st.sampled_from([16, 48, 128, 528]),
-)
-def test_needles_are_distinct_keys_and_stand_in_every_16(sequences: list[tuple[int, int]], page_size: int) -> None:
-    keys = needle_keys(Batch(tuple(sequences)), page_size)
-    for sequence, (query_len, context_len) in enumerate(sequences):
-        positions = keys.position[keys.sequence == sequence]
-        assert len(set(positions.tolist())) == len(positions)
-        assert set(range(context_len, context_len + query_len)) <= set(positions.tolist())
-        full = context_len // LATTICE_STEP
-        assert set(range(full)) <= set((positions // LATTICE_STEP).tolist())
-        edges = keys.position[(keys.sequence == sequence) & (keys.needle_class == 1)]
-        assert edges.tolist() == edge_positions(query_len, context_len, page_size)
+@pytest.mark.parametrize("packed", [False, True])
+def test_values_may_be_shorter_than_keys(packed: bool) -> None:
+    tensors = make_tensors(AttentionSpec(4, 2, 96, v_head_dim=64), BATCH, 16, "cpu", seed=0, packed=packed)
+    assert (tensors.q.shape[-1], tensors.k_cache.shape[-1]) == (96, 96)
+    assert (tensors.out.shape[-1], tensors.v_cache.shape[-1]) == (64, 64)
+    assert bool(gather(tensors.v_cache, tensors.block_table[0], 212).isfinite().all())
 
 
-@pytest.mark.parametrize("context_len", [65536, 65537, 1_200_000])
-def test_the_lattice_is_bounded_and_even(context_len: int) -> None:
-    keys = needle_keys(Batch(((1, context_len),)), 16)
-    lattice = keys.position[keys.needle_class == 0]
-    assert LATTICE_KEYS / 2 - 200 < len(lattice) <= LATTICE_KEYS
-    units = math.ceil(math.ceil(context_len / LATTICE_STEP) / LATTICE_KEYS)
-    watched = keys.position[keys.needle_class < 2].sort().values
-    assert watched.diff().max() < (units + 2) * LATTICE_STEP
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kv_dtype", ["auto", "float8_e4m3fn"])
+def test_a_guard_of_nan_follows_each_row(kv_dtype: str, packed: bool) -> None:
+    spec = AttentionSpec(4, 2, 80, kv_dtype=kv_dtype)
+    guarded = make_tensors(spec, BATCH, 16, "cpu", 0, packed, guard=True)
+    for tensor in (guarded.q, guarded.k_cache, guarded.v_cache, guarded.out):
+        is_first_half = packed and tensor is guarded.k_cache
+        after = torch.as_strided(tensor, (*tensor.shape[:-1], GUARD), tensor.stride(),
+                                 tensor.storage_offset() + 80 * (2 if is_first_half else 1))
+        assert bool(after.float().isnan().all())
+        assert all(stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:-1])
+    assert bool(guarded.q.isfinite().all())
 
 
-def test_edges_are_the_places_where_a_kernel_may_cut() -> None:
-    edges = set(edge_positions(query_len=5, context_len=1000, page_size=48))
-    assert {0, 15, 16, 31, 32, 63, 64, 127, 128, 511, 512} <= edges
-    assert {47, 48, 95, 96, 767, 768} <= edges
-    assert {1005 // 48 * 48 - 1, 1000 - 1} <= edges
-    assert edge_positions(query_len=3, context_len=0, page_size=16) == []
+def test_a_shared_prefix_is_the_same_pages() -> None:
+    batch = Batch.parse("1x12@200,1x1@95,1x3@20,1x0@300,1x2@100")
+    tensors = make_tensors(SPEC, batch, 16, "cpu", seed=0, shared_prefix=70)
+    table = tensors.block_table
+    assert torch.equal(table[[1, 4], :4], table[:1, :4].expand(2, -1))
+    own = [set(row[:n].tolist()) for row, n in zip(table, [14, 6, 2, 19, 7], strict=True)]
+    assert (own[0] & own[1], own[0] & own[4], own[1] & own[4]) == (set(table[0, :4].tolist()),) * 3
+    assert not (own[0] | own[1] | own[4]) & (own[2] | own[3])
+    assert not own[2] & own[3]
+    assert set.union(*own) == set(range(1, tensors.k_cache.shape[0] - 1))
+    for row, kv_len in ((0, 212), (1, 96), (2, 23), (4, 102)):
+        assert bool(gather(tensors.k_cache, table[row], kv_len).isfinite().all())
+
+
+def test_the_keys_of_a_sequence_without_query_tokens_are_nan() -> None:
+    tensors = make_tensors(SPEC, Batch.parse("1x3@40,1x0@50,1x0@0"), 16, "cpu", seed=0)
+    assert bool(gather(tensors.k_cache, tensors.block_table[1], 50).isnan().all())
+    assert tensors.kv_lens.tolist() == [43, 50, 0]
+    assert tensors.query_start_loc.tolist() == [0, 3, 3, 3]
+
+
+def test_what_a_feature_needs_is_there_with_it_alone() -> None:
+    plain = make_tensors(SPEC, BATCH, 16, "cpu", seed=0)
+    names = ("sinks", "alibi_slopes", "k_scale", "v_scale", "tree_mask", "lse")
+    assert all(getattr(plain, name) is None for name in names)
+    spec = AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2", has_sinks=True, has_alibi=True, has_tree_mask=True)
+    tensors = make_tensors(spec, BATCH, 16, "cpu", seed=0, lse=True)
+    found = {name: getattr(tensors, name) for name in names}
+    assert {name: (tuple(x.shape), x.dtype) for name, x in found.items()} == {
+        "sinks": ((4,), torch.float32),
+        "alibi_slopes": ((4,), torch.float32),
+        "k_scale": ((2,), torch.float32),
+        "v_scale": ((2,), torch.float32),
+        "tree_mask": ((17,), torch.int64),
+        "lse": ((17, 4), torch.float32),
+    }
+    assert bool(found["lse"].isnan().all())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sinks_and_slopes_differ_between_neighbours(seed: int) -> None:
+    spec = AttentionSpec(32, 8, 64, has_sinks=True, has_alibi=True)
+    tensors = make_tensors(spec, Batch.parse("1x4@4000"), 16, "cpu", seed)
+    assert tensors.sinks is not None
+    assert tensors.alibi_slopes is not None
+    assert tensors.sinks.diff().abs().min() > 2.0
+    ratios = tensors.alibi_slopes[1:] / tensors.alibi_slopes[:-1]
+    assert torch.maximum(ratios, 1 / ratios).min() > 1.15
+    assert bool((tensors.alibi_slopes > 0).all())
+
+
+def test_a_sink_weighs_as_much_as_what_a_row_attends_to() -> None:
+    spec = AttentionSpec(8, 2, 64, has_sinks=True)
+    batch = Batch.parse("4x1@2000")
+    tensors = make_tensors(spec, batch, 16, "cpu", seed=0)
+    assert tensors.sinks is not None
+    plain = AttentionSpec(8, 2, 64)
+    _, lse = paged_attention(tensors, batch, plain, torch.float64)
+    turn = (torch.arange(4)[:, None] + torch.arange(8)) % 4
+    above = tensors.sinks - lse
+    even = (torch.arange(8) % 2 == 0).expand(4, -1)
+    assert above[even & (turn == 0)].abs().max() < 3
+    assert above[~even & (turn == 1)].abs().max() < 3
+
+
+@given(st.integers(2, 64), st.integers(0, 1000))
+def test_a_token_of_a_tree_sees_itself_and_what_its_parent_sees(query_len: int, seed: int) -> None:
+    words = [word % 2**64 for word in tree_words(query_len, random.Random(seed))]
+    for token, word in enumerate(words):
+        assert word >> token == 1
+        before = word ^ 1 << token
+        assert before == 0 or before == words[before.bit_length() - 1]
+    assert len(words) == query_len
+
+
+@pytest.mark.parametrize("query_len", [0, 1, 65])
+def test_what_is_not_a_tree_has_words_that_would_hide_all(query_len: int) -> None:
+    assert tree_words(query_len, random.Random(0)) == [0] * query_len

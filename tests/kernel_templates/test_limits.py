@@ -1,5 +1,13 @@
-from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.kernel_templates.limits import Body, fits_registers, fits_shared_memory, shared_memory_bytes
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
+from attention_tuner.kernel_templates.limits import (
+    LAYER_CONSTRAINTS,
+    Body,
+    fits_float32,
+    fits_registers,
+    fits_shared_memory,
+    padded,
+    shared_memory_bytes,
+)
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 
@@ -32,3 +40,41 @@ def test_an_accumulator_needs_warps_enough():
     constraint = fits_registers(lambda _: (WIDE,))
     assert constraint.holds(variant(2, 3), SPEC, TARGETS["sm_90"])
     assert not constraint.holds(variant(1, 3), SPEC, TARGETS["sm_90"])
+
+
+def test_tiles_are_as_wide_as_the_next_power_of_two():
+    assert [padded(dim) for dim in (32, 40, 80, 128, 136, 256)] == [32, 64, 128, 128, 256, 256]
+    sm_80 = TARGETS["sm_80"]
+    for dims, same in (((96, None), 128), ((136, 200), 256)):
+        uneven, even = AttentionSpec(32, 8, dims[0], v_head_dim=dims[1]), AttentionSpec(32, 8, same)
+        assert shared_memory_bytes(WIDE, uneven, sm_80, 8, 3) == shared_memory_bytes(WIDE, even, sm_80, 8, 3)
+
+
+def test_keys_and_values_count_in_their_own_widths_and_dtypes():
+    sm_80, sm_90 = TARGETS["sm_80"], TARGETS["sm_90"]
+    latent = AttentionSpec(32, 8, 192, v_head_dim=128)
+    assert shared_memory_bytes(WIDE, latent, sm_80, 8, 3) == (64 + 64 + 32 + 32 + 1) * KIB
+    assert shared_memory_bytes(WIDE, latent, sm_90, 8, 3) == (64 + 2 * (64 + 32) + 1) * KIB
+    fp8 = AttentionSpec(32, 8, 128, kv_dtype="float8_e5m2")
+    # Warpgroups read one tile after conversion.
+    assert shared_memory_bytes(WIDE, fp8, sm_80, 8, 3) == (32 + 16 + 16 + 32 + 1) * KIB
+    assert shared_memory_bytes(WIDE, fp8, sm_90, 8, 3) == (32 + 16 + 16 + 32 + 1) * KIB
+
+
+def test_float32_needs_warps_for_its_operands():
+    constraint = fits_float32(lambda _: (Body(16, 16),))
+    wide = AttentionSpec(4, 2, 256, "float32")
+    assert not constraint.holds(variant(4, 3), wide, TARGETS["sm_90"])
+    assert constraint.holds(variant(8, 3), wide, TARGETS["sm_90"])
+    assert constraint.holds(variant(4, 3), AttentionSpec(4, 2, 256), TARGETS["sm_90"])
+    assert constraint.holds(variant(4, 3), wide, INTERPRETER)
+
+
+def test_e4m3_needs_a_gpu_that_has_it():
+    (constraint,) = LAYER_CONSTRAINTS
+    found = {
+        name: constraint.holds(variant(4, 3), AttentionSpec(4, 2, 64, kv_dtype="float8_e4m3fn"), gpu)
+        for name, gpu in {**TARGETS, "interpreter": INTERPRETER}.items()
+    }
+    assert [name for name, holds in found.items() if not holds] == ["sm_80"]
+    assert constraint.holds(variant(4, 3), AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2"), TARGETS["sm_80"])

@@ -5,7 +5,16 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch, Shape
 from attention_tuner.kernel_templates.errors import TunerError
 from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.kernel_templates.outcome import BestConfig, Check, Environment, Regime, Timing, Verdict
+from attention_tuner.kernel_templates.outcome import (
+    BestConfig,
+    CaseResult,
+    Check,
+    Environment,
+    FullCheck,
+    Regime,
+    Timing,
+    Verdict,
+)
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 
@@ -53,3 +62,24 @@ def test_nan_does_not_pass_a_check():
     assert Check(1.0).passed
     assert not Check(1.01).passed
     assert not Check(math.nan).passed
+
+
+def full_check(*cases: CaseResult) -> FullCheck:
+    variant = Variant.of("unified", 16, {"block_m": 16})
+    environment = Environment("h", "3.9", "2.13", "")
+    return FullCheck(AttentionSpec(8, 2, 64), variant, "NVIDIA H200", environment, cases, "2026")
+
+
+def test_a_full_check_passes_when_no_case_failed():
+    passed, worse = CaseResult("a", "passed", 0.25), CaseResult("b", "passed", 0.5)
+    unrun, failed = CaseResult("c", "not run", reason="no GPU"), CaseResult("d", "failed", reason="it hung")
+    assert full_check(passed, worse, unrun).passed
+    assert full_check(passed, worse, unrun).worst == worse
+    assert full_check(CaseResult("a", "passed")).worst is None
+    check = full_check(passed, failed, CaseResult("e", "failed", 9.0))
+    assert not check.passed
+    assert check.failure == failed
+    with pytest.raises(TunerError, match="no case"):
+        full_check(unrun)
+    with pytest.raises(TunerError, match="'fine'"):
+        CaseResult("a", "fine")

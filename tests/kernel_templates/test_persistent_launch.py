@@ -47,15 +47,16 @@ class Step:
         ]
         self.num_seqs = max(checker.batch.num_seqs for checker in self.checkers)
         self.num_tokens = max(checker.batch.num_tokens for checker in self.checkers)
-        fields = zip(*([getattr(c.tensors, name) for name in Tensors.__slots__] for c in self.checkers), strict=True)
-        self.tensors = Tensors(*map(self._largest, fields))
+        self.names = [name for name in Tensors.__slots__ if getattr(self.checkers[0].tensors, name) is not None]
+        fields = {name: tuple(getattr(c.tensors, name) for c in self.checkers) for name in self.names}
+        self.tensors = Tensors(**{name: self._largest(tensors) for name, tensors in fields.items()})
 
     def _largest(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         shape = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True)]
         return torch.zeros(shape, dtype=tensors[0].dtype, device=tensors[0].device)
 
     def load(self, checker: Checker) -> None:
-        for name in Tensors.__slots__:
+        for name in self.names:
             ours, theirs = getattr(self.tensors, name), getattr(checker.tensors, name)
             ours.fill_(torch.nan if ours.is_floating_point() else 0)
             ours[tuple(slice(size) for size in theirs.shape)] = theirs

@@ -1,5 +1,6 @@
 """The plan is judged by what it covers: every row and every key it sees, once, whatever the cuts."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from attention_tuner.kernel_templates.batch import SHORT_QUERY, Batch
 from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.plan import (
+    TREE_TOKENS,
     WorkList,
     balanced_by_part,
     balanced_segments,
@@ -18,7 +20,8 @@ from attention_tuner.kernel_templates.plan import (
     work_list,
 )
 
-BATCHES = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3000)), min_size=1, max_size=12).map(
+QUERY_LENS = st.integers(1, 40) | st.integers(60, 70)
+BATCHES = st.lists(st.tuples(QUERY_LENS, st.integers(0, 3000)), min_size=1, max_size=12).map(
     lambda sequences: Batch(tuple(sequences))
 )
 BODIES = st.builds(Body, st.sampled_from((16, 32, 64, 128)), st.sampled_from((16, 32, 64, 128)))
@@ -35,8 +38,25 @@ def of_long(work: WorkList, batch: Batch) -> list[bool]:
     return [batch.sequences[seq][0] > SHORT_QUERY for seq in work.items[:, 6].tolist()]
 
 
-def covered(work: WorkList, batch: Batch, group: int, long: Body, short: Body) -> None:
-    """Assert that the items of `work` cover each (sequence, row, key) that is visible exactly once."""
+def first_key(window: int | None, has_tree_mask: bool, query_len: int, context_len: int, token: int) -> int:
+    """The first key that a query token sees."""
+    first = max(0, context_len + token + 1 - window) if window else 0
+    return min(first, context_len) if has_tree_mask and 1 < query_len <= TREE_TOKENS else first
+
+
+def last_key(has_tree_mask: bool, query_len: int, context_len: int, token: int) -> int:
+    """The last key that a query token may see."""
+    return context_len + (query_len - 1 if has_tree_mask and 1 < query_len <= TREE_TOKENS else token)
+
+
+def covered(
+    work: WorkList, batch: Batch, group: int, long: Body, short: Body,
+    window: int | None = None, has_tree_mask: bool = False,
+) -> None:  # fmt: skip
+    """Assert that the items of `work` cover each (sequence, row, key) that is visible exactly once.
+
+    And of the keys that no row of a tile sees less than a key tile.
+    """
     seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
     starts = np.cumsum([0, *(q for q, _ in batch.sequences)])
     assert work.items.dtype == np.int32
@@ -50,15 +70,16 @@ def covered(work: WorkList, batch: Batch, group: int, long: Body, short: Body) -
         assert first_row % body.block_m == 0
         assert start % body.block_n == 0
         last_row = min(first_row + body.block_m, num_rows) - 1
-        assert start < stop <= context_len + last_row // group + 1
+        assert start < stop <= last_key(has_tree_mask, query_len, context_len, last_row // group) + 1
         seen.setdefault((seq, first_row), []).append((start, stop))
     for seq, (query_len, context_len) in enumerate(batch.sequences):
         body = long if query_len > SHORT_QUERY else short
         for first_row in range(0, query_len * group, body.block_m):
             ranges = sorted(seen.pop((seq, first_row)))
             last_row = min(first_row + body.block_m, query_len * group) - 1
-            assert ranges[0][0] == 0
-            assert ranges[-1][1] == context_len + last_row // group + 1
+            first = first_key(window, has_tree_mask, query_len, context_len, first_row // group)
+            assert ranges[0][0] == first // body.block_n * body.block_n
+            assert ranges[-1][1] == last_key(has_tree_mask, query_len, context_len, last_row // group) + 1
             assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
     assert not seen
 
@@ -81,10 +102,48 @@ def test_balanced_segments_cover_every_key_once_and_none_is_longer_than_its_shar
     tiles = cut_tiles(batch, group, long, short)
     work = work_list(tiles, balanced_segments(tiles, num_items, weight), 4, schedule)
     covered(work, batch, group, long, short)
-    share = (tiles.stop * np.where(tiles.is_long, weight, 1.0)).sum() / num_items
+    share = (tiles.keys * np.where(tiles.is_long, weight, 1.0)).sum() / num_items
     for length, is_long in zip(lengths(work), of_long(work, batch), strict=True):
         body = long if is_long else short
         assert length <= share / (weight if is_long else 1) + body.block_n
+
+
+@given(BATCHES, st.sampled_from((1, 4, 71)), BODIES, BODIES, st.integers(1, 3000), st.booleans(), st.integers(1, 300))
+@settings(deadline=None)
+def test_a_window_is_covered_once_and_balanced_by_the_keys_inside_it(
+    batch: Batch, group: int, long: Body, short: Body, window: int, has_tree_mask: bool, num_items: int
+):
+    tiles = cut_tiles(batch, group, long, short, window, has_tree_mask)
+    work = work_list(tiles, balanced_segments(tiles, num_items, 1), 4)
+    covered(work, batch, group, long, short, window, has_tree_mask)
+    assert sum(lengths(work)) == tiles.keys.sum()
+    assert max(lengths(work)) <= tiles.keys.sum() / num_items + max(long.block_n, short.block_n)
+    work = work_list(tiles, equal_segments(tiles, 4), 4)
+    covered(work, batch, group, long, short, window, has_tree_mask)
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**40])
+def test_a_window_longer_than_any_sequence_is_none(window: int):
+    batch, body = Batch.parse("1x30@2000000000,2x1@9"), Body(16, 16)
+    assert np.array_equal(cut_tiles(batch, 4, body, body, window).fields, cut_tiles(batch, 4, body, body).fields)
+
+
+def test_sequences_without_query_tokens_have_no_tiles():
+    body = Body(16, 16)
+    for text, kept in (("2x0@50,1x1@9,1x0@0", "1x1@9"), ("1x0@7,1x40@9,3x0@0,1x1@4", "1x40@9,1x1@4")):
+        tiles, others = (cut_tiles(Batch.parse(one), 4, body, body) for one in (text, kept))
+        columns = [0, 1, 2, 3, 4, 5]
+        assert np.array_equal(tiles.fields[:, columns], others.fields[:, columns])
+        assert tiles.num_tokens == others.num_tokens
+    assert tiles.fields[:, 6].tolist() == [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5]
+
+
+def test_nothing_at_all_is_an_empty_list():
+    tiles = cut_tiles(Batch.parse("1x0@50,1x1@9"), 1, Body(16, 16), Body(16, 16))
+    empty = dataclasses.replace(tiles, fields=tiles.fields[:0])
+    for segments in (balanced_segments(empty, 9, 1), balanced_by_part(empty, 9), equal_segments(empty, 4)):
+        work = work_list(empty, segments, 4)
+        assert (len(work.items), len(work.entries), work.partial_rows) == (0, 0, 0)
 
 
 @given(BATCHES, BODIES, BODIES, st.integers(1, 20), PARTIALS)

@@ -16,8 +16,8 @@ from attention_tuner.kernel_templates.plan import (
 from attention_tuner.kernel_templates.room import Limit, Room
 
 BATCHES = st.lists(
-    st.tuples(st.one_of(st.integers(1, 9), st.integers(1, 300)), st.integers(0, 9000)), min_size=1, max_size=20
-).map(lambda sequences: Batch(tuple(sequences)))
+    st.tuples(st.one_of(st.integers(0, 9), st.integers(1, 300)), st.integers(0, 9000)), min_size=1, max_size=20
+).filter(lambda sequences: any(q for q, _ in sequences)).map(lambda sequences: Batch(tuple(sequences)))
 BODIES = st.builds(Body, st.sampled_from((16, 32, 64, 128)), st.sampled_from((16, 64, 128)))
 
 
@@ -28,17 +28,17 @@ def needed(work: WorkList) -> Room:
 @given(
     BATCHES, st.integers(0, 5), st.integers(0, 50), st.sampled_from((1, 4, 8, 71)), BODIES, BODIES,
     st.sampled_from((0, 4, 16)), st.sampled_from((1, 2)), st.floats(0.5, 600), st.sampled_from((1, 4)),
-    st.integers(1, 64),
+    st.integers(1, 64), st.none() | st.integers(1, 4000), st.booleans(),
 )  # fmt: skip
 @settings(deadline=None, max_examples=300)
 def test_there_is_room_for_every_batch_within_the_limit(
     batch: Batch, more_seqs: int, more_tokens: int, group: int, long: Body, short: Body, combine_rows: int,
-    partials: int, num_items: float, weight: int, num_segments: int,
+    partials: int, num_items: float, weight: int, num_segments: int, window: int | None, has_tree_mask: bool,
 ):  # fmt: skip
     limit = Limit(
         batch.num_seqs + more_seqs, batch.num_tokens + more_tokens, group, long, short, combine_rows, partials
     )
-    tiles = cut_tiles(batch, group, long, short)
+    tiles = cut_tiles(batch, group, long, short, window, has_tree_mask)
     assert len(tiles.rows) <= limit.tiles
     assert tiles.rows.max() <= max(limit.tile_rows)
     for room, segments in (

@@ -2,73 +2,65 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attention_tuner.kernel_templates.errors import ModelError, SpecError
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.search_spaces import models
-from attention_tuner.search_spaces.models import load_config, model_specs, preset_names
+from attention_tuner.search_spaces.config import load_config, preset_names
+from attention_tuner.search_spaces.models import kind_of, model_layers, model_specs
+
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 # Query heads, KV heads, head size, layers: from each model's card or report.
 PUBLISHED = {
+    "deepseek-v2-lite-mha": (16, 16, 192, 27),
+    "gemma-2-9b": (16, 8, 256, 42),
+    "gemma-3-27b": (32, 16, 128, 62),
+    "gpt-oss-20b": (64, 8, 64, 24),
+    "gpt-oss-120b": (64, 8, 64, 36),
     "llama-3-8b": (32, 8, 128, 32),
     "llama-3-70b": (64, 8, 128, 80),
     "llama-3.1-405b": (128, 8, 128, 126),
+    "mimo-v2-flash": (64, 4, 192, 48),
+    "mistral-7b": (32, 8, 128, 32),
+    "mistral-7b-v0.1": (32, 8, 128, 32),
+    "mixtral-8x7b": (32, 8, 128, 32),
+    "mpt-7b": (32, 32, 128, 32),
+    "mpt-30b": (64, 64, 112, 48),
+    "phi-3-mini": (32, 32, 96, 32),
     "qwen2.5-7b": (28, 4, 128, 28),
     "qwen2.5-72b": (64, 8, 128, 80),
     "qwen3-8b": (32, 8, 128, 36),
     "qwen3-32b": (64, 8, 128, 64),
     "qwen3-30b-a3b": (32, 4, 128, 48),
-    "mistral-7b": (32, 8, 128, 32),
-    "mixtral-8x7b": (32, 8, 128, 32),
-    "phi-3-mini": (32, 32, 96, 32),
-    "gemma-2-9b": (16, 8, 256, 42),
-    "gemma-3-27b": (32, 16, 128, 62),
-    "gpt-oss-20b": (64, 8, 64, 24),
-    "gpt-oss-120b": (64, 8, 64, 36),
 }
 
-REFUSED = {
-    "phi-3-mini": "a head size of 96",
-    "gemma-2-9b": "a sliding window (of 4096)",
-    "gemma-3-27b": "a sliding window (of 1024)",
-    "gpt-oss-20b": "a sliding window (of 128)",
-    "gpt-oss-120b": "a sliding window (of 128)",
+# What the layers of each kind have beside their heads, for the models that have anything: the first kind first.
+FEATURES: dict[str, dict[str, dict[str, Any]]] = {
+    # 192 ** -0.5 times (0.0707 ln 40 + 1) squared.
+    "deepseek-v2-lite-mha": {FULL: {"v_head_dim": 128, "scale": pytest.approx(0.114721, rel=1e-5)}},
+    "gemma-2-9b": {SLIDING: {"sliding_window": 4096, "logits_soft_cap": 50.0}, FULL: {"logits_soft_cap": 50.0}},
+    "gemma-3-27b": {
+        SLIDING: {"sliding_window": 1024, "scale": pytest.approx(168**-0.5)},
+        FULL: {"scale": pytest.approx(168**-0.5)},
+    },
+    "gpt-oss-20b": {SLIDING: {"sliding_window": 128, "has_sinks": True}, FULL: {"has_sinks": True}},
+    "gpt-oss-120b": {SLIDING: {"sliding_window": 128, "has_sinks": True}, FULL: {"has_sinks": True}},
+    "mimo-v2-flash": {
+        FULL: {"v_head_dim": 128},
+        SLIDING: {"v_head_dim": 128, "sliding_window": 128, "has_sinks": True, "num_kv_heads": 8},
+    },
+    "mistral-7b-v0.1": {SLIDING: {"sliding_window": 4096}},
+    "mpt-7b": {FULL: {"has_alibi": True}},
+    "mpt-30b": {FULL: {"has_alibi": True}},
+    "phi-3-mini": {SLIDING: {"sliding_window": 2047}},
 }
 
 Write = Callable[..., str]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes a config.json of a small model with these fields changed, and gives its path; None removes a field."""
-
-    def write_config(**changes: Any) -> str:
-        base = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 6}
-        fields = {name: value for name, value in (base | changes).items() if value is not None}
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps(fields))
-        return str(path)
-
-    return write_config
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Collects the fields of each layer instead of building specs, which refuse what the templates cannot do."""
-    built: list[dict[str, Any]] = []
-
-    def collect(q: int, kv: int, head_dim: int, **fields: Any) -> int:
-        built.append({"heads": (q, kv, head_dim)} | fields)
-        return len(built)
-
-    monkeypatch.setattr(models, "AttentionSpec", collect)
-    return built
 
 
 def test_the_presets_are_those_published() -> None:
@@ -76,43 +68,30 @@ def test_the_presets_are_those_published() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_preset_has_the_published_numbers(name: str, seen: list[dict[str, Any]]) -> None:
-    model_specs(name)
+def test_the_layers_of_a_preset_are_those_published(name: str) -> None:
     *heads, layers = PUBLISHED[name]
-    assert {layer["heads"] for layer in seen} == {tuple(heads)}
-    assert load_config(name)["num_hidden_layers"] == layers
-    assert {layer["dtype"] for layer in seen} == {"bfloat16"}
+    assert load_config(name).get("num_hidden_layers", load_config(name).get("n_layers")) == layers
+    plain = dataclasses.asdict(AttentionSpec(*heads))
+    expected = {kind: plain | features for kind, features in FEATURES.get(name, {FULL: {}}).items()}
+    found = {kind: dataclasses.asdict(spec) for kind, spec in model_layers(name).items()}
+    assert found == expected
+    assert list(found) == list(expected)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED.keys() - REFUSED.keys()))
-def test_a_supported_preset_has_one_kind_of_layer(name: str) -> None:
-    assert model_specs(name) == (AttentionSpec(*PUBLISHED[name][:3]),)
+def test_a_kind_is_that_of_its_layer() -> None:
+    for name in preset_names():
+        assert [kind_of(spec) for spec in model_specs(name)] == list(model_layers(name))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_preset_that_needs_more_is_refused_by_name(name: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        model_specs(name)
-    assert str(caught.value).startswith(f"model {name!r}: not supported yet: {REFUSED[name]}")
+def test_the_specs_of_a_model_are_its_distinct_layers() -> None:
+    specs = model_specs("gemma-2-9b", tp=2, dtype="float16", kv_dtype="float8_e4m3fn")
+    assert [(spec.num_q_heads, spec.dtype, spec.kv_dtype, spec.sliding_window) for spec in specs] == [
+        (8, "float16", "float8_e4m3fn", 4096), (8, "float16", "float8_e4m3fn", None)]
 
 
 def test_a_model_without_attention_is_refused(write: Write) -> None:
     with pytest.raises(ModelError, match="has no attention layer"):
         model_specs(write(layer_types=["mamba", "linear_attention"]))
-
-
-def test_the_features_of_gemma_and_gpt_oss(seen: list[dict[str, Any]]) -> None:
-    for name in ("gemma-2-9b", "gemma-3-27b", "gpt-oss-20b"):
-        model_specs(name)
-    features = [(s["sliding_window"], s["logits_soft_cap"], s["has_sinks"], s["scale"]) for s in seen]
-    assert features == [
-        (4096, 50.0, False, None),
-        (None, 50.0, False, None),
-        (1024, None, False, pytest.approx(168**-0.5)),
-        (None, None, False, pytest.approx(168**-0.5)),
-        (128, None, True, None),
-        (None, None, True, None),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -143,20 +122,15 @@ def test_dtype_of_the_caller_before_that_of_the_config(write: Write) -> None:
     assert model_specs(write(torch_dtype="float16"))[0].dtype == "float16"
     assert model_specs(write(torch_dtype="float16"), dtype="bfloat16")[0].dtype == "bfloat16"
     assert model_specs(write())[0].dtype == "bfloat16"
-    with pytest.raises(SpecError, match="dtype 'float32'"):
-        model_specs(write(dtype="float32"))
+    assert model_specs(write(dtype="float32"))[0].dtype == "float32"
+    with pytest.raises(SpecError, match=r"config\.json': not supported: dtype 'int3'"):
+        model_specs(write(dtype="int3"))
 
 
-def test_an_unknown_model_lists_the_presets() -> None:
-    with pytest.raises(ModelError, match=r"'llama3-8b' \(did you mean 'llama-3-8b'\?\); known are gemma-2-9b, .*"):
-        model_specs("llama3-8b")
-
-
-def test_a_folder_stands_for_its_config(write: Write, tmp_path: Path) -> None:
-    assert model_specs(str(tmp_path / write())) == model_specs(str(tmp_path)) == (AttentionSpec(8, 2, 64),)
-    (tmp_path / "absent").mkdir()
-    with pytest.raises(ModelError, match=r"no file is called '.*absent/config\.json'"):
-        model_specs(str(tmp_path / "absent"))
+def test_the_cache_holds_what_the_caller_says(write: Write) -> None:
+    assert model_specs(write())[0].kv_dtype == "auto"
+    assert model_specs(write(), kv_dtype="float8_e5m2")[0].kv_dtype == "float8_e5m2"
+    assert model_specs(write(), kv_dtype="auto") == model_specs(write())
 
 
 @pytest.mark.parametrize(
@@ -173,6 +147,7 @@ def test_a_folder_stands_for_its_config(write: Write, tmp_path: Path) -> None:
           "new_decoder_architecture": True}, (128, 8, 64)),
         ({"text_config": {"num_attention_heads": 16, "head_dim": 128}}, (16, 2, 128)),
         ({"attn_config": {"kv_n_heads": 4}, "num_key_value_heads": None}, (8, 4, 64)),
+        ({"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2}, (14, 2, 64)),
     ],
 )
 def test_heads_of_other_architectures(write: Write, changes: dict[str, Any], heads: tuple[int, int, int]) -> None:
@@ -191,45 +166,107 @@ def test_heads_of_other_architectures(write: Write, changes: dict[str, Any], hea
         ({"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 0}, [32]),
         ({"sliding_window": 32, "sliding_window_pattern": 6}, [32, None]),
         ({"sliding_window": 32, "sliding_window_pattern": 7}, [32]),
+        ({"sliding_window": None, "model_type": "gemma2", "text_config": {"sliding_window": None}}, [None]),
         ({"sliding_window": 32, "model_type": "gemma2"}, [32, None]),
+        ({"model_type": "gemma3_text"}, [4096, None]),
+        ({"model_type": "gemma3_text", "_sliding_window_pattern": 7}, [4096]),
+        ({"model_type": "gpt_oss"}, [128, None]),
+        ({"model_type": "cohere2"}, [4096, None]),
+        ({"sliding_window": 32, "sliding_window_pattern": "LLLG"}, [32, None]),
+        ({"sliding_window": 32, "sliding_window_pattern": "L"}, [32, None]),
+        ({"sliding_window": 32, "model_type": "qwen3", "use_sliding_window": True}, [None]),
+        ({"sliding_window": 32, "model_type": "qwen3", "use_sliding_window": True, "num_hidden_layers": 30},
+         [None, 32]),
+        ({"sliding_window": 32, "hybrid_layer_pattern": [1, 0, 1]}, [32, None]),
+        ({"sliding_window_size": 32, "hybrid_layer_pattern": [0, 1], "attention_chunk_size": 32}, [None, 32]),
+        ({"layer_types": ["mamba", "attention"]}, [None]),
         ({"sliding_window": 32, "layer_types": ["full_attention", "linear_attention", "full_attention"]}, [None]),
         ({"sliding_window": 32, "layer_types": ["full_attention", "sliding_attention"]}, [None, 32]),
     ],
 )
-def test_which_layers_slide(
-    write: Write, seen: list[dict[str, Any]], changes: dict[str, Any], windows: list[int | None]
-) -> None:
-    model_specs(write(**changes))
-    assert [layer["sliding_window"] for layer in seen] == windows
+def test_which_layers_slide(write: Write, changes: dict[str, Any], windows: list[int | None]) -> None:
+    assert [layer.sliding_window for layer in model_specs(write(**changes))] == windows
 
 
 @pytest.mark.parametrize(
     ("changes", "scale"),
-    [({"attention_multiplier": 0.0078125}, 0.0078125), ({"query_pre_attn_scalar": 64}, None), ({}, None)],
+    [
+        ({}, None),
+        ({"attention_multiplier": 0.0078125}, 0.0078125),
+        ({"attn_config": {"softmax_scale": 0.5}}, 0.5),
+        ({"query_pre_attn_scalar": 64}, None),
+        ({"query_pre_attn_scalar": 16}, 0.25),
+        # Only DeepSeek's scale depends on its positions.
+        ({"rope_scaling": {"type": "yarn", "factor": 40, "mscale_all_dim": 1.0}}, None),
+        ({"qk_nope_head_dim": 48, "qk_rope_head_dim": 16}, None),
+        ({"qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "rope_parameters": {"rope_type": "default"}}, None),
+        ({"qk_nope_head_dim": 48, "qk_rope_head_dim": 16,
+          "rope_parameters": {"rope_type": "yarn", "factor": 2.718281828459045, "mscale_all_dim": 1.0}},
+         pytest.approx(1.21 / 8)),
+    ],
 )
 def test_softmax_scale(write: Write, changes: dict[str, Any], scale: float | None) -> None:
     assert model_specs(write(**changes))[0].scale == scale
 
 
 @pytest.mark.parametrize(
+    ("changes", "features"),
+    [
+        ({"alibi": True}, {"has_alibi": True}),
+        ({"position_embedding_type": "alibi"}, {"has_alibi": True}),
+        ({"model_type": "bloom"}, {"has_alibi": True}),
+        ({"model_type": "mpt"}, {"has_alibi": True}),
+        ({"model_type": "baichuan", "hidden_size": 5120}, {"has_alibi": True}),
+        ({"model_type": "baichuan", "hidden_size": 4096}, {}),
+        ({"model_type": "mpt", "attn_config": {"alibi": False}}, {}),
+        ({"attn_logit_softcapping": 30.0}, {"logits_soft_cap": 30.0}),
+        ({"v_head_dim": 128}, {"v_head_dim": 128}),
+        ({"v_head_dim": 64}, {}),
+        ({"head_dim": 16, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+         {"head_dim": 192, "v_head_dim": 128}),
+        ({"use_bidirectional_attention": "vision"}, {}),
+        ({"add_full_attention_sink_bias": True}, {"has_sinks": True}),
+        ({"add_swa_attention_sink_bias": True}, {}),
+    ],
+)
+def test_features(write: Write, changes: dict[str, Any], features: dict[str, Any]) -> None:
+    (layer,) = model_specs(write(**changes))
+    assert layer == dataclasses.replace(AttentionSpec(8, 2, 64), **features)
+
+
+def test_sliding_layers_can_have_heads_and_sinks_of_their_own(write: Write) -> None:
+    own = {"swa_num_attention_heads": 16, "swa_num_key_value_heads": 4, "swa_head_dim": 96, "swa_v_head_dim": 32}
+    path = write(hybrid_layer_pattern=[0, 1], sliding_window=32, add_swa_attention_sink_bias=True, **own)
+    assert model_layers(path, tp=2) == {
+        FULL: AttentionSpec(4, 1, 64),
+        SLIDING: AttentionSpec(8, 2, 96, sliding_window=32, has_sinks=True, v_head_dim=32),
+    }
+
+
+@pytest.mark.parametrize(
     ("changes", "feature"),
     [
-        ({"kv_lora_rank": 512}, r"multi-head latent attention \(kv_lora_rank is set in its config\)"),
+        ({"kv_lora_rank": 512}, r"absorbed multi-head latent attention, .* \(kv_lora_rank is set in its config\)"),
         ({"attention_chunk_size": 8192}, "chunked attention"),
-        ({"is_encoder_decoder": True}, "cross attention"),
-        ({"block_configs": [{}]}, "layers that differ in their number of heads"),
-        ({"v_head_dim": 128}, "values of size 128 beside keys of size 64"),
         ({"layer_types": ["chunked_attention"]}, "layers of type 'chunked_attention'"),
-        ({"alibi": True}, "ALiBi"),
-        ({"position_embedding_type": "alibi"}, "ALiBi"),
-        ({"model_type": "bloom"}, "ALiBi"),
-        ({"model_type": "gpt_oss"}, "attention sinks"),
-        ({"attn_logit_softcapping": 30.0}, "a logits soft cap"),
-        ({"sliding_window": 4096}, "a sliding window"),
+        ({"layer_types": [["full_attention"]]}, r"layers of type \['full_attention'\]"),
+        ({"is_encoder_decoder": True}, "cross attention"),
+        ({"add_cross_attention": True}, "cross attention"),
+        ({"text_config": {"cross_attention_layers": [3, 8]}}, "cross attention"),
+        ({"relative_attention_num_buckets": 32}, "relative position biases"),
+        ({"position_embedding_type": "relative_key_query"}, "relative position biases"),
+        ({"use_bidirectional_attention": True}, "attention that is not causal"),
+        ({"attn_config": {"prefix_lm": True}}, "attention that is not causal"),
+        ({"blocksparse_block_size": 64}, "block-sparse attention"),
+        ({"attention_types": [[["global", "local"], 3]]}, "local attention of GPT-Neo's kind"),
+        ({"block_configs": [{}]}, "layers that differ in their number of heads"),
+        ({"model_type": "gemma4_text"}, "a head size of 512"),
+        ({"head_dim": 100}, "a head size of 100"),
+        ({"v_head_dim": 12}, "a value head size of 12"),
     ],
 )
 def test_a_feature_that_is_missing_is_named_with_the_model(write: Write, changes: dict[str, Any], feature: str) -> None:
-    with pytest.raises(SpecError, match=rf"model '.*config\.json': not supported yet: {feature}"):
+    with pytest.raises(SpecError, match=rf"model '.*config\.json': not supported: {feature}"):
         model_specs(write(**changes))
 
 
@@ -246,7 +283,10 @@ def test_a_feature_that_is_missing_is_named_with_the_model(write: Write, changes
         ({"query_pre_attn_scalar": -1}, "must be a positive number, not -1"),
         ({"layer_types": 3}, "layer_types in its config must be a list, not 3"),
         ({"layer_types": ["sliding_attention"]}, "its config has no sliding_window"),
-        ({"sliding_window": 8, "sliding_window_pattern": "LLLG"}, "must be an integer of at least 0, not 'LLLG'"),
+        ({"sliding_window": 8, "sliding_window_pattern": -1}, "must be an integer of at least 0, not -1"),
+        ({"sliding_window": 8, "num_hidden_layers": None}, "its config has no num_hidden_layers"),
+        ({"v_head_dim": "64"}, "must be an integer of at least 1, not '64'"),
+        ({"hybrid_layer_pattern": "LG"}, "hybrid_layer_pattern in its config must be a list, not 'LG'"),
     ],
 )
 def test_a_config_without_what_is_needed(write: Write, changes: dict[str, Any], complaint: str) -> None:

@@ -18,7 +18,8 @@ SPEC = AttentionSpec(8, 2, 64, dtype="float16")
 BATCH = Batch.parse("1x16@32,2x1@40")
 # Too little shared memory for the default's tiles of this layer.
 WIDE_SPEC = AttentionSpec(128, 1, 256)
-SMALL_GPU = Gpu("NVIDIA L40S", (8, 9), 142, 99 << 10, 96 << 20, "580.1")
+# Smaller than any, so that a wide layer's default cannot run there.
+SMALL_GPU = Gpu("NVIDIA L40S", (8, 9), 142, 64 << 10, 96 << 20, "580.1")
 H100 = Gpu("NVIDIA H100", (9, 0), 132, 227 << 10, 50 << 20, "580.1")
 
 

@@ -1,8 +1,9 @@
 """Attention that splits the keys as a kernel does, right and with every bug that a check must see.
 
 `SplitAttention` is right: partial results over segments in float32, probabilities rounded to the dtype, merged by their
-log-sum-exp. Each other class gets one step wrong, and only for one sequence, the victim; the rest of its output is the
-oracle's. All work on logical positions, so that a segment is any list of keys and a tile any run of them.
+log-sum-exp, with every feature of the layer. Each other class gets one step wrong, and only for one sequence, the
+victim; the rest of its output is the oracle's. All work on logical positions, so that a segment is any list of keys and
+a tile any run of them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,22 @@ class SplitAttention:
         """The output of the whole batch, all but the victim's rows from the oracle."""
         return self.merge(victim, self.partials(victim))
 
+    def lse(self, victim: int) -> torch.Tensor:
+        """The log-sum-exp of the whole batch, all but the victim's rows from the oracle."""
+        lse = self.checker.oracle_lse.float()
+        rows = slice(*query_start_locs(self.checker.batch)[victim : victim + 2])
+        lse[rows] = self.merged_lse([*self.partials(victim), *self.sink_partials(victim)]).transpose(0, 1)
+        return lse
+
+    def merged_lse(self, partials: list[Partial]) -> torch.Tensor:
+        maxima, sums, _ = (torch.stack(part) for part in zip(*partials, strict=True))
+        summed = (sums * torch.exp(maxima - maxima.amax(0))).sum(0)
+        return (maxima.amax(0) + summed.log()).view(self.spec.num_q_heads, -1)
+
     def merge(self, victim: int, partials: list[Partial]) -> torch.Tensor:
         out = self.checker.oracle.to(self.tensors.q.dtype)
         start, stop = query_start_locs(self.checker.batch)[victim : victim + 2]
+        partials = [*partials, *self.sink_partials(victim)]
         maxima, sums, values = (torch.stack(part) for part in zip(*partials, strict=True))
         weights = self.weights(maxima)
         merged = (values * weights).sum(0) / (sums * weights).sum(0)
@@ -51,16 +65,70 @@ class SplitAttention:
         """Maxima and sums [num_kv_heads, group * rows, 1] and unscaled values of the keys at `positions`."""
         query_len, context_len = self.checker.batch.sequences[victim]
         start = query_start_locs(self.checker.batch)[victim]
-        q = self.tensors.q[start : start + query_len].float().transpose(0, 1)
+        q = self.products(self.tensors.q[start : start + query_len].float().transpose(0, 1))
         q = q.reshape(self.spec.num_kv_heads, -1, self.spec.head_dim)
         pages, slots = self.places(victim, positions)
         k, v = (self.heads(cache[pages, slots].float()) for cache in (self.tensors.k_cache, self.tensors.v_cache))
-        scores = (q @ k.transpose(1, 2) * self.scale).unflatten(1, (-1, query_len))
-        seen = positions <= self.last_key(context_len + torch.arange(query_len))[:, None]
-        scores = torch.where(seen, scores, -torch.inf).flatten(1, 2)
+        k_scale, v_scale = self.kv_scales()
+        products = (q @ self.products(k).transpose(1, 2)).unflatten(1, (-1, query_len)) * k_scale[:, None, None, None]
+        rows = context_len + torch.arange(query_len)
+        scores = self.capped(products) + self.slopes() * self.distance(rows, positions)
+        scores = torch.where(self.seen(victim, rows, positions), scores, -torch.inf).flatten(1, 2)
         maxima = scores.amax(-1, keepdim=True).clamp(min=-1e30)
         weights = torch.exp(scores - maxima)
-        return maxima, weights.sum(-1, keepdim=True), weights.to(self.tensors.q.dtype).float() @ v
+        values = weights.to(self.tensors.q.dtype).float() @ v * v_scale[:, None, None]
+        return maxima, weights.sum(-1, keepdim=True), values
+
+    def seen(self, victim: int, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Whether the row at each position sees the key at each: [len(rows), len(keys)]."""
+        seen = keys <= self.last_key(rows)[:, None]
+        if self.spec.sliding_window is not None:
+            seen &= keys >= self.first_key(rows)[:, None]
+        if self.spec.has_tree_mask and len(rows) > 1:
+            seen = torch.where(keys < rows[0], seen, self.words(victim)[:, None] >> self.bits(keys - rows[0]) & 1 == 1)
+        return seen
+
+    def sink_partials(self, victim: int) -> list[Partial]:
+        """The sinks as partial results without values."""
+        if not self.spec.has_sinks:
+            return []
+        query_len, _ = self.checker.batch.sequences[victim]
+        maxima = self.sinks().repeat_interleave(query_len).view(self.spec.num_kv_heads, -1, 1)
+        return [(maxima, torch.ones_like(maxima), maxima.new_zeros(*maxima.shape[:2], self.spec.value_dim))]
+
+    def capped(self, products: torch.Tensor) -> torch.Tensor:
+        cap = self.spec.logits_soft_cap
+        return products * self.scale if cap is None else cap * torch.tanh(products * self.scale / cap)
+
+    def slopes(self) -> torch.Tensor:
+        slopes = torch.zeros(self.spec.num_q_heads) if self.tensors.alibi_slopes is None else self.tensors.alibi_slopes
+        return slopes.view(self.spec.num_kv_heads, -1, 1, 1)
+
+    def distance(self, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return (keys - rows[:, None]).float()
+
+    def sinks(self) -> torch.Tensor:
+        assert self.tensors.sinks is not None
+        return self.tensors.sinks
+
+    def kv_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        one = torch.ones(self.spec.num_kv_heads)
+        k_scale, v_scale = self.tensors.k_scale, self.tensors.v_scale
+        return one if k_scale is None else k_scale, one if v_scale is None else v_scale
+
+    def products(self, factor: torch.Tensor) -> torch.Tensor:
+        """A factor of the first product as the hardware takes it."""
+        return factor
+
+    def first_key(self, position: torch.Tensor) -> torch.Tensor:
+        return position - (self.spec.sliding_window or 0) + 1
+
+    def words(self, victim: int) -> torch.Tensor:
+        assert self.tensors.tree_mask is not None
+        return self.tensors.tree_mask[slice(*query_start_locs(self.checker.batch)[victim : victim + 2])]
+
+    def bits(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.clamp(0, 63)
 
     def places(self, victim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         page_size = self.tensors.k_cache.shape[1]

@@ -44,7 +44,7 @@ def test_what_is_tuned_is_looked_up_from_an_import_of_its_export(environment: di
         assert result["best"]["time"]["regime"]["capture"] == "interpreter"
 
     exported = str(tmp_path / "export.json")
-    assert run(environment, "export", exported)["configs"] == 2
+    assert run(environment, "export", exported, "--provisional")["configs"] == 2
     elsewhere = {**environment, "ATTENTION_TUNER_DB": str(tmp_path / "elsewhere.db")}
     assert run(elsewhere, "import", exported)["configs"] == 2
     here, there = (run(e, "lookup", *LAYER, *asked, "--gpu", "interpreter") for e in (environment, elsewhere))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,16 @@ from cli_samples import BATCH, H100, SPEC, Lines, config, database
 from attention_tuner.db import Setting, Store, TrialRecord, export_json, import_json, load_table
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Wrong
+from attention_tuner.kernel_templates.outcome import (
+    BestConfig,
+    CaseResult,
+    Check,
+    Failed,
+    FullCheck,
+    Regime,
+    Timed,
+    Wrong,
+)
 
 LAYER = ("--spec", SPEC.key())
 
@@ -72,6 +82,17 @@ def test_lookup_says_each_source(lines: Lines, path: str) -> None:
     assert {answer["source"] for answer in documents(lines, "answers")} == {"heuristic"}
 
 
+def test_lookup_of_a_mixed_model_answers_for_each_kind_of_layer(
+    lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "none.db"))
+    asked = ("--model", "gpt-oss-20b", "--kv-dtype", "float8_e5m2", "--batch", "64x1@9000", "--gpu", "sm_90")
+    assert lines.run("lookup", *asked, "--json") == 0
+    layer = "num_q_heads=64,num_kv_heads=8,head_dim=64,dtype=bfloat16,kv_dtype=float8_e5m2"
+    assert [answer["spec"] for answer in documents(lines, "answers")] == [
+        f"{layer},sliding_window=128,has_sinks=True", f"{layer},has_sinks=True"]
+
+
 def test_lookup_without_a_database_is_answered_by_rule(
     lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,17 +114,69 @@ def test_an_export_imports_to_the_same_answers(lines: Lines, path: str, tmp_path
 def test_an_export_can_be_of_one_gpu(lines: Lines, path: str, tmp_path: Path) -> None:
     exported = tmp_path / "out.json"
     assert lines.run("export", str(exported), "--gpu", "NVIDIA H100", "--db", path, "--json") == 0
-    assert json.loads(lines.out) == {"file": str(exported), "configs": 1, "kept": 0, "provisional": 0}
+    assert json.loads(lines.out) == {"file": str(exported), "configs": 1, "kept": 0, "provisional": 0, "left_out": 0}
 
 
-def test_an_export_says_what_passed_the_quick_check_only(lines: Lines, tmp_path: Path) -> None:
+def test_an_export_leaves_out_what_is_provisional_unless_it_is_asked_for(lines: Lines, tmp_path: Path) -> None:
     path = database(tmp_path, config(H100), config(H100, Batch.parse("2x1@48"), full_check=False))
     exported = tmp_path / "out.json"
     assert lines.run("export", str(exported), "--db", path) == 0
+    assert lines.out == f"1 configs written to {exported}\n"
+    assert lines.err.startswith("1 provisional configs")
+    assert "--provisional" in lines.err
+    assert import_json(exported) == [config(H100)]
+    assert lines.run("export", str(exported), "--provisional", "--db", path) == 0
     assert "2 configs written" in lines.out
-    assert "1 of them" in lines.err
+    assert lines.err == "1 of them have passed the quick check only, and say so\n"
     (group,) = json.loads(exported.read_text())["groups"]
     assert sorted(each["full_check"] for each in group["configs"]) == [False, True]
+
+
+def test_an_export_of_nothing_but_provisional_configs_is_refused(lines: Lines, tmp_path: Path) -> None:
+    exported = tmp_path / "out.json"
+    path = database(tmp_path, config(H100, full_check=False))
+    assert lines.run("export", str(exported), "--db", path) == 2
+    assert "check --full --best, or add them with --provisional" in lines.err
+    assert not exported.exists()
+
+
+def full_check_of(best: BestConfig, state: str = "passed") -> FullCheck:
+    cases = (CaseResult("large logits", state, 0.5, "" if state == "passed" else "row 3 is wrong"),)
+    return FullCheck(SPEC, best.variant, best.gpu.name, best.environment, cases, "2026-11-30T00:00:00+00:00")
+
+
+def test_what_passed_is_exported_whatever_it_was_the_best_for(lines: Lines, tmp_path: Path) -> None:
+    quick = [config(H100, batch, full_check=False) for batch in (BATCH, Batch.parse("1x17@32,2x1@40"))]
+    assert quick[0].variant == quick[1].variant
+    path, exported = database(tmp_path, *quick), tmp_path / "out.json"
+    with Store.open(path) as store:
+        store.put_full_check(full_check_of(quick[0]))
+    assert lines.run("export", str(exported), "--db", path) == 0
+    assert set(import_json(exported)) == {replace(each, full_check=True) for each in quick}
+
+
+def test_what_failed_is_neither_exported_nor_kept_in_an_export(lines: Lines, tmp_path: Path) -> None:
+    bad, good = config(H100), config(H100, Batch.parse("2x1@99"))
+    good = replace(good, variant=good.variant.replace(block_n=64))
+    path, exported = database(tmp_path, bad, good), tmp_path / "out.json"
+    export_json([bad], exported)
+    with Store.open(path) as store:
+        store.put_full_check(full_check_of(bad, "failed"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert lines.run("export", str(exported), "--merge", "--provisional", "--db", path) == 0
+    assert "failed the full check's case 'large logits': row 3 is wrong" in lines.err
+    assert import_json(exported) == [good]
+
+
+def test_an_export_that_grows_keeps_what_it_held_provisionally(lines: Lines, tmp_path: Path) -> None:
+    held, stored = config(H100, full_check=False), config(H100, Batch.parse("2x1@99"), full_check=False)
+    passed = config(H100, Batch.parse("2x1@48"))
+    path, exported = database(tmp_path, stored, passed), tmp_path / "out.json"
+    export_json([held], exported)
+    assert lines.run("export", str(exported), "--merge", "--db", path, "--json") == 0
+    assert json.loads(lines.out) == {"file": str(exported), "configs": 2, "kept": 1, "provisional": 1, "left_out": 1}
+    assert set(import_json(exported)) == {held, passed}
 
 
 def test_an_export_can_grow_the_one_that_is_there(lines: Lines, tmp_path: Path) -> None:
@@ -119,7 +192,7 @@ def test_an_export_can_grow_the_one_that_is_there(lines: Lines, tmp_path: Path) 
     assert set(import_json(exported)) == {old, better, new}
     text = exported.read_text()
     assert lines.run("export", str(exported), "--merge", "--db", path, "--json") == 0
-    assert json.loads(lines.out) == {"file": str(exported), "configs": 3, "kept": 2, "provisional": 0}
+    assert json.loads(lines.out) == {"file": str(exported), "configs": 3, "kept": 2, "provisional": 0, "left_out": 0}
     assert exported.read_text() == text
 
 

@@ -102,6 +102,22 @@ def test_what_is_asked_for_reaches_the_search(lines: Lines, search: Search) -> N
     assert [str(task) for task in search.tasks] == [str(Task(SPEC, b, 32)) for b in (BATCH, BATCH.parse("2x1@48"))]
 
 
+def test_of_a_mixed_model_both_kinds_are_tuned_and_named(lines: Lines, search: Search) -> None:
+    options = ("--tp", "8", "--kv-dtype", "float8_e4m3fn", "--batch", "1x4@44", "--seconds", "9999")
+    assert lines.run("tune", "--model", "gpt-oss-20b", *options) == 0
+    assert [task.spec.sliding_window for task in search.tasks] == [128, None]
+    assert all(task.spec.has_sinks and task.spec.kv_dtype == "float8_e4m3fn" for task in search.tasks)
+    windowed, full = (task.spec.key() for task in search.tasks)
+    assert (f"gpt-oss-20b has 2 kinds of attention layers, and each is tuned: sliding_attention ({windowed}) and "
+            f"full_attention ({full})\n") in lines.err
+
+
+def test_a_layer_or_a_model_of_one_kind_is_not_explained(lines: Lines, search: Search) -> None:
+    assert lines.run("tune", "--model", "llama-3-8b", "--dry-run") == 0
+    assert "kinds of attention layers" not in lines.err
+    assert search.tasks == ()
+
+
 @pytest.mark.parametrize(("flags", "regime"), [
     ([], "graph-cold-burst"), (["--warm"], "graph-warm-burst"), (["--eager"], "eager-cold-burst"),
     (["--warm", "--eager"], "eager-warm-burst"),

@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_samples import BATCH, SMALL_GPU, SPEC, WIDE_SPEC, Lines, config, database
 
+from attention_tuner.db import Store
 from attention_tuner.kernel_templates import device
+from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing, Wrong
+from attention_tuner.kernel_templates.outcome import CaseResult, Check, Failed, Regime, Timed, Timing, Wrong
+from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.tuner.commands_variants import PRINTED
-from attention_tuner.tuner.jobs import MeasureJob
+from attention_tuner.tuner.jobs import FullCheckJob, MeasureJob
 from attention_tuner.tuner.worker import Worker
 
 SHAPE = ("--spec", SPEC.key(), "--batch", str(BATCH))
@@ -167,3 +171,71 @@ def test_the_real_worker_checks_and_times(lines: Lines) -> None:
     assert document["check"]["worst_ratio"] <= 1
     assert len(document["time"]["samples_ms"]) == 2
     assert document["time"]["regime"]["capture"] == "interpreter"
+
+
+SMALL = "num_q_heads=2,num_kv_heads=1,head_dim=64,dtype=float16"
+
+
+def test_the_full_check_of_the_default_is_run_and_stored(lines: Lines, tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    assert lines.run("check", "--full", "--spec", SMALL, "--gpu", "interpreter", "--db", path, "--json") == 0
+    (document,) = json.loads(lines.out)["checks"]
+    assert document["passed"]
+    states = {case["name"]: case["state"] for case in document["cases"]}
+    assert states["large logits"] == "passed"
+    assert states["thousands of sequences"] == "not run"
+    with Store.open(path, create=False) as store:
+        (stored,) = store.full_checks()
+    assert stored.passed
+    assert stored.variant.key() == document["variant"]
+
+
+@pytest.fixture
+def cases(monkeypatch: pytest.MonkeyPatch) -> list[FullCheckJob]:
+    """The cases that reach the worker, where variants with 64 keys a tile fail one."""
+    given: list[FullCheckJob] = []
+
+    def run(_: Worker, job: FullCheckJob, timeout_s: float) -> CaseResult:
+        given.append(job)
+        is_wrong = job.case.name == "verification" and job.variant.number("block_n") == 64
+        return CaseResult(job.case.name, "failed" if is_wrong else "passed", 0.5, "row 3" if is_wrong else "")
+
+    monkeypatch.setattr(Worker, "run", run)
+    return given
+
+
+def test_best_configs_are_checked_once_and_are_provisional_no_longer(
+    lines: Lines, cases: list[FullCheckJob], tmp_path: Path
+) -> None:
+    fresh = environment(DEFAULT.template, INTERPRETER)
+    path = database(tmp_path, *(
+        replace(config(batch=Batch.parse(batch), full_check=False), environment=fresh, variant=DEFAULT)
+        for batch in (str(BATCH), "2x1@48")))
+    arguments = ("check", "--full", "--best", "--gpu", "interpreter", "--db", path)
+    assert lines.run(*arguments) == 0
+    assert "1 of 1 variant passed" in lines.out
+    assert {job.variant for job in cases} == {DEFAULT}
+    with Store.open(path, create=False) as store:
+        assert [best.full_check for best in store.best_configs()] == [True, True]
+    cases.clear()
+    assert lines.run(*arguments) == 0
+    assert "has passed" in lines.out
+    assert cases == []
+
+
+def test_a_full_check_that_fails_is_status_1_and_names_the_case(
+    lines: Lines, cases: list[FullCheckJob], tmp_path: Path
+) -> None:
+    path = database(tmp_path)
+    bad = DEFAULT.replace(block_n=64)
+    arguments = ("--full", "--spec", SPEC.key(), "--variant", bad.key(), "--gpu", "interpreter", "--db", path)
+    assert lines.run("check", *arguments) == 1
+    assert f"{bad.key()} failed 'verification': row 3" in lines.out
+    with Store.open(path, create=False) as store:
+        assert [check.passed for check in store.full_checks()] == [False]
+
+
+def test_seeds_of_a_full_check_can_be_others(lines: Lines, cases: list[FullCheckJob], tmp_path: Path) -> None:
+    arguments = ("--full", "--spec", SPEC.key(), "--gpu", "interpreter", "--db", str(tmp_path / "a.db"))
+    assert lines.run("check", *arguments, "--seed", "7") == 0
+    assert {job.case.seed for job in cases} == {7, 8, 9}

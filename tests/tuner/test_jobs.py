@@ -11,20 +11,23 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.kernel_templates.outcome import Failed, Regime, Timing
+from attention_tuner.kernel_templates.outcome import CaseResult, Failed, Regime, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner import jobs
 from attention_tuner.tuner.blocks import Raced
 from attention_tuner.tuner.child import Context, Job
+from attention_tuner.tuner.full_check import Case
 from attention_tuner.tuner.jobs import (
     CompileJob,
     FreeJob,
+    FullCheckJob,
     MeasureJob,
     PrepareJob,
     RaceJob,
     RaceResult,
     RatesJob,
+    SanitizeJob,
     Task,
 )
 
@@ -125,3 +128,44 @@ def test_a_race_that_is_lost_afterwards_still_tells_who_was_to_blame_before() ->
 
     result = RaceJob(TASK, (ONE, TWO), 10).settle(JobError("hung", "time", TWO), again)
     assert result == RaceResult({TWO: Failed(TWO, "time", "hung")})
+
+
+CASE = Case("verification", TASK.batch)
+
+
+def test_a_full_check_job_is_picklable_and_its_variant_is_to_blame() -> None:
+    job = FullCheckJob(TASK.spec, ONE, CASE)
+    assert pickle.loads(pickle.dumps(job)) == job
+    blamed = JobError("killed by SIGSEGV", "verification", ONE)
+    assert job.settle(blamed, never) == CaseResult("verification", "failed", reason="killed by SIGSEGV")
+    with pytest.raises(JobError, match="no reference"):
+        job.settle(JobError("no reference", "reference"), never)
+
+
+def test_the_reference_of_a_case_is_kept_for_the_next_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attention_tuner.tuner import full_check_run
+
+    made: list[Case] = []
+    said: list[Any] = []
+    monkeypatch.setattr(full_check_run, "make_checker", lambda spec, page, case, device: made.append(case) or object())
+    monkeypatch.setattr(full_check_run, "run_case", lambda variant, case, gpu, checker: CaseResult(case.name, "passed"))
+    context = Context(True, said.append)
+    for variant in (ONE, TWO):
+        assert FullCheckJob(TASK.spec, variant, CASE).run(context).state == "passed"
+    assert made == [CASE]
+    assert [(at.stage, at.variant) for at in said] == [
+        ("reference", None), ("verification", ONE), ("reference", None), ("verification", TWO)]
+    FullCheckJob(TASK.spec, ONE, Case("other", TASK.batch)).run(context)
+    assert len(made) == 2
+
+
+def test_a_variant_is_sanitized_with_nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attention_tuner.tuner import full_check_run
+
+    kept: list[object] = []
+    context = Context(True, lambda _: None)
+    context.keep("x", object)
+    monkeypatch.setattr(full_check_run, "sanitize",
+                        lambda *_: kept.append(context._kept) or CaseResult("compute-sanitizer", "passed"))
+    assert SanitizeJob(TASK.spec, ONE).run(context).state == "passed"
+    assert kept == [None]

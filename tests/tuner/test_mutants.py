@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.inputs import edge_positions
+from attention_tuner.kernel_templates.needles import edge_positions
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.tuner.check import Checker
 

@@ -38,15 +38,45 @@ def test_a_layer_is_named_in_exactly_one_way(model: str | None, spec: str | None
         request.layers(model, 1, None, spec)
 
 
-@pytest.mark.parametrize(("tp", "dtype", "named"), [(2, None, "--tp 2"), (1, "bfloat16", "--dtype bfloat16")])
-def test_what_belongs_to_a_model_does_not_go_with_a_layer(tp: int, dtype: str | None, named: str) -> None:
+def test_a_key_names_every_feature_of_a_layer() -> None:
+    key = ("num_q_heads=64,num_kv_heads=8,head_dim=192,dtype=float16,kv_dtype=float8_e5m2,sliding_window=128,"
+           "logits_soft_cap=30.0,has_sinks=True,has_alibi=True,scale=0.1,v_head_dim=128,has_tree_mask=True")
+    (layer,) = request.layers(None, 1, None, key)
+    assert (layer.v_head_dim, layer.sliding_window, layer.has_tree_mask) == (128, 128, True)
+    assert layer.key() == key
+
+
+def test_a_model_whose_layers_differ_has_one_of_each_kind() -> None:
+    assert [layer.sliding_window for layer in request.layers("gpt-oss-20b", 8, None)] == [128, None]
+
+
+def test_the_cache_holds_what_is_asked_for() -> None:
+    assert request.layers("llama-3-8b", 1, None, kv_dtype="float8_e4m3fn")[0].kv_dtype == "float8_e4m3fn"
+    assert request.layers("llama-3-8b", 1, None, kv_dtype="auto") == request.layers("llama-3-8b", 1, None)
+    with pytest.raises(SpecError, match=r"'llama-3-8b'.* a KV cache in 'float8_e5m2' beside 'float32' queries"):
+        request.layers("llama-3-8b", 1, "float32", kv_dtype="float8_e5m2")
+
+
+@pytest.mark.parametrize(
+    ("tp", "dtype", "kv_dtype", "named"),
+    [
+        (2, None, None, "--tp 2"),
+        (1, "bfloat16", "auto", "--dtype bfloat16"),
+        (1, None, "auto", "--kv-dtype auto"),
+    ],
+)
+def test_what_belongs_to_a_model_does_not_go_with_a_layer(
+    tp: int, dtype: str | None, kv_dtype: str | None, named: str
+) -> None:
     with pytest.raises(InputError, match=f"{named} does not go with --spec"):
-        request.layers(None, tp, dtype, SPEC.key())
+        request.layers(None, tp, dtype, SPEC.key(), kv_dtype)
 
 
 def test_an_unknown_dtype_is_refused_with_those_accepted() -> None:
-    with pytest.raises(SpecError, match=r"'int3' .* accepted are bfloat16, float16"):
+    with pytest.raises(SpecError, match=r"--dtype 'int3' .* accepted are bfloat16, float16, float32"):
         request.layers("llama-3-8b", 1, "int3")
+    with pytest.raises(SpecError, match=r"--kv-dtype 'fp8' .* accepted are auto, float8_e4m3fn, float8_e5m2"):
+        request.layers("llama-3-8b", 1, None, kv_dtype="fp8")
 
 
 def test_page_sizes_come_one_by_one_or_joined_and_each_once() -> None:

@@ -1,0 +1,134 @@
+"""The table of full checks, and the one rule of what they say about what is stored."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+from sqlalchemy import UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.outcome import BestConfig, CaseResult, Check, Environment, FullCheck, Timed, Wrong
+from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.variant import Variant
+from .models import Base, storable
+from .records import TrialRecord
+
+# What a full check belongs to.
+_KEY = ("spec", "variant", "gpu_name", "kernel_hash", "triton", "torch", "driver")
+
+
+class FullCheckRow(Base):
+    """The full check of a variant; `result` is passed or failed, `cases` JSON: name, state, ratio and reason of each.
+
+    `failed_case` and `reason` are those of the first case that failed.
+    """
+
+    __tablename__ = "full_checks"
+    __table_args__ = (UniqueConstraint(*_KEY),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    spec: Mapped[str]
+    page_size: Mapped[int]
+    template: Mapped[str]
+    variant: Mapped[str]
+    gpu_name: Mapped[str]
+    kernel_hash: Mapped[str]
+    triton: Mapped[str]
+    torch: Mapped[str]
+    driver: Mapped[str]
+    result: Mapped[str]
+    failed_case: Mapped[str | None]
+    reason: Mapped[str | None]
+    cases: Mapped[str]
+    checked_at: Mapped[str]
+
+    @property
+    def label(self) -> str:
+        """What a message calls the row."""
+        return f"row {self.id} of table {self.__tablename__}"
+
+    @classmethod
+    def of(cls, check: FullCheck) -> FullCheckRow:
+        """The row of `check`."""
+        failure = check.failure
+        return cls(
+            spec=check.spec.key(),
+            page_size=check.variant.page_size,
+            template=check.variant.template,
+            variant=check.variant.key(),
+            gpu_name=check.gpu_name,
+            **asdict(check.environment),
+            result="passed" if failure is None else "failed",
+            failed_case=failure and failure.name,
+            reason=failure and storable(failure.reason),
+            cases=json.dumps([[c.name, c.state, c.worst_ratio, storable(c.reason)] for c in check.cases]),
+            checked_at=check.checked_at,
+        )
+
+    def key(self) -> dict[str, str]:
+        """The columns of which there is one row each."""
+        return {name: getattr(self, name) for name in _KEY}
+
+    def record(self) -> FullCheck:
+        """The check that `of` was given. Raises one of `models.UNREADABLE` for a row that no check has made."""
+        cases = cast(list[list[Any]], json.loads(self.cases))
+        check = FullCheck(
+            AttentionSpec.parse(self.spec),
+            Variant.parse(self.variant),
+            self.gpu_name,
+            Environment(self.kernel_hash, self.triton, self.torch, self.driver),
+            tuple(CaseResult(*case) for case in cases),
+            self.checked_at,
+        )
+        if check.passed != (self.result == "passed"):
+            raise ValueError(f"its result is {self.result!r}, which its cases do not say")
+        return check
+
+
+class FullChecks:
+    """What `checks` say about configs and trials of their variants, layers and GPUs.
+
+    The check in the environment of a config decides: it passed or failed there. Without one, the latest in any other
+    environment decides where it failed, for what is served is compiled anew; a pass elsewhere says nothing, and what
+    the config itself says then holds.
+    """
+
+    def __init__(self, checks: Iterable[FullCheck]) -> None:
+        self._checks: dict[tuple[AttentionSpec, Variant, str], list[FullCheck]] = defaultdict(list)
+        for check in sorted(checks, key=lambda check: check.checked_at):
+            self._checks[check.spec, check.variant, check.gpu_name].append(check)
+
+    def of(self, spec: AttentionSpec, variant: Variant, gpu: Gpu, environment: Environment) -> FullCheck | None:
+        """The check in exactly this environment."""
+        checks = self._checks.get((spec, variant, gpu.name), ())
+        return next((check for check in checks if check.environment == environment), None)
+
+    def failure(self, config: BestConfig) -> CaseResult | None:
+        """The case because of which `config` must not be served, None where there is none."""
+        spec, variant, gpu = config.shape.spec, config.variant, config.gpu
+        own = self.of(spec, variant, gpu, config.environment)
+        if own is not None:
+            return own.failure
+        checks = self._checks.get((spec, variant, gpu.name))
+        return checks[-1].failure if checks else None
+
+    def on_config(self, config: BestConfig) -> BestConfig:
+        """`config`, no longer provisional where its check passed."""
+        own = self.of(config.shape.spec, config.variant, config.gpu, config.environment)
+        return replace(config, full_check=True) if own is not None and own.passed else config
+
+    def on_trial(self, record: TrialRecord) -> TrialRecord:
+        """`record`, which is of a wrong variant where that was timed and its check failed."""
+        setting, outcome = record.setting, record.outcome
+        own = self.of(setting.spec, outcome.variant, setting.gpu, record.environment)
+        failure = own and own.failure
+        if failure is None or not isinstance(outcome, Timed):
+            return record
+        ratio = float("nan") if failure.worst_ratio is None else failure.worst_ratio
+        check = Check(ratio, "full", f"case {failure.name!r} of the full check: {failure.reason}")
+        return replace(record, outcome=Wrong(outcome.variant, check))

@@ -1,0 +1,109 @@
+"""The fields of a Hugging Face `config.json` or of a preset, under the names that most architectures use."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import cast
+
+from ..kernel_templates.errors import ModelError
+from .files import JsonObject, find, read_object, shipped
+
+# Parts of a config that describe the language model, or its attention.
+_NESTED = ("text_config", "llm_config", "language_config", "attn_config")
+
+# Older architectures name the same things differently; the first name that is present counts.
+_ALIASES = {
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "kv_n_heads"),
+    "hidden_size": ("hidden_size", "n_embd", "n_embed", "d_model"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "head_dim": ("head_dim", "kv_channels"),
+    "sliding_window": ("sliding_window", "sliding_window_size"),
+    "sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern"),
+}
+
+# What the classes of transformers take where a config says nothing, as some do: Gemma 3's smaller models name no heads.
+_DEFAULTS: dict[str, JsonObject] = {
+    "bloom": {"alibi": True},
+    "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "exaone4": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "gemma2": {"head_dim": 256, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
+               "sliding_window": 4096, "sliding_window_pattern": 2},
+    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256,
+                    "num_hidden_layers": 26, "sliding_window": 4096, "sliding_window_pattern": 6},
+    "gemma4_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+                    "num_hidden_layers": 30, "sliding_window": 512, "sliding_window_pattern": 6},
+    "gpt_oss": {"head_dim": 64, "has_sinks": True, "sliding_window": 128, "sliding_window_pattern": 2},
+    "mpt": {"alibi": True},
+}
+
+
+def preset_names() -> tuple[str, ...]:
+    """The models that are known by name, sorted."""
+    return tuple(shipped("presets"))
+
+
+def load_config(name_or_path: str) -> JsonObject:
+    """The fields of a model's config, those of the nested part that describes its attention laid over its own.
+
+    Below them lie the defaults of its architecture. Raises `ModelError` when there is no such preset or file, or when
+    it holds no JSON object.
+    """
+    folder = Path(name_or_path).expanduser()
+    if name_or_path not in preset_names() and folder.is_dir():
+        name_or_path = str(folder / "config.json")
+    config = read_object(find(name_or_path, "presets", "model"))
+    for part in _NESTED:
+        if isinstance(inner := config.get(part), dict):
+            fields = cast(JsonObject, inner)
+            # An attn_config may repeat all that any config can hold, empty.
+            kept = {name: value for name, value in fields.items() if part != "attn_config" or value not in (None, "")}
+            config = config | kept
+    architecture = str(config.get("model_type"))
+    # A text_config need not repeat its type.
+    defaults = _DEFAULTS.get(architecture, _DEFAULTS.get(f"{architecture}_text", {}))
+    return {field: value for field, value in defaults.items() if not config.keys() & set(_names(field))} | config
+
+
+def present(config: JsonObject, field: str) -> bool:
+    """Whether the config has the field under any of its names."""
+    return _value(config, field) is not None
+
+
+def integer(config: JsonObject, field: str, default: int | None = None, minimum: int = 1) -> int:
+    """An integer of the config under any of the field's names. Raises `ModelError` when there is none."""
+    value = _value(config, field)
+    if value is None:
+        value = default
+    if value is None:
+        raise ModelError(f"its config has no {field}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ModelError(f"the {field} in its config must be an integer of at least {minimum}, not {value!r}")
+    return value
+
+
+def number(config: JsonObject, field: str) -> float | None:
+    """A positive number of the config, or None when it has none. Raises `ModelError` for anything else."""
+    value = config.get(field)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ModelError(f"the {field} in its config must be a positive number, not {value!r}")
+    return float(value)
+
+
+def items(config: JsonObject, field: str) -> list[object]:
+    """A list of the config, empty when it has none. Raises `ModelError` for anything else."""
+    value: object = config.get(field) or []
+    if not isinstance(value, list):
+        raise ModelError(f"the {field} in its config must be a list, not {value!r}")
+    return cast(list[object], value)
+
+
+def _value(config: JsonObject, field: str) -> object:
+    return next((config[name] for name in _names(field) if config.get(name) is not None), None)
+
+
+def _names(field: str) -> tuple[str, ...]:
+    return _ALIASES.get(field, (field,))

@@ -1,0 +1,250 @@
+"""The features of a layer, alone and together, against the oracle, through the interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.device import present_gpu
+from attention_tuner.kernel_templates.errors import SpecError
+from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.inputs import make_tensors
+from attention_tuner.kernel_templates.launch import Tensors, make_launcher
+from attention_tuner.kernel_templates.reference import paged_attention
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import why_invalid
+from attention_tuner.kernel_templates.variant import Value, Variant
+from attention_tuner.tuner.check import Checker
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+FEATURES = st.fixed_dictionaries({
+    "sliding_window": st.sampled_from((None, None, 1, 16, 23, 50, 2**40)),
+    "logits_soft_cap": st.sampled_from((None, 5.0, 50.0)),
+    "has_sinks": st.booleans(),
+    "has_alibi": st.booleans(),
+    "has_tree_mask": st.booleans(),
+    "v_head_dim": st.sampled_from((None, None, 32, 40, 64)),
+})  # fmt: skip
+HEADS = st.sampled_from(((4, 2, 64), (4, 2, 32), (6, 2, 40), (4, 4, 56), (17, 1, 32)))
+DTYPES = st.sampled_from((("float16", "auto"), ("float16", "float8_e4m3fn"), ("bfloat16", "auto"),
+                          ("bfloat16", "float8_e5m2"), ("float32", "auto")))  # fmt: skip
+SPECS = st.builds(
+    lambda heads, dtypes, features: AttentionSpec(*heads, *dtypes, **features), HEADS, DTYPES, FEATURES
+)
+SEQUENCES = st.one_of(
+    st.tuples(st.integers(0, 8), st.integers(0, 90)),
+    st.tuples(st.integers(9, 20), st.integers(0, 60)),
+)
+BATCHES = (
+    st.lists(SEQUENCES, min_size=1, max_size=3)
+    .filter(lambda sequences: any(query_len for query_len, _ in sequences))
+    .map(lambda sequences: Batch(tuple(sequences)))
+)
+SHARED: dict[str, Value] = {"num_warps": 4, "num_stages": 2}
+VARIANTS = st.one_of(
+    st.builds(
+        lambda page, m, n, segments: Variant.of(
+            "unified", page, SHARED | {"block_m": m, "block_n": n, "num_segments": segments}
+        ),
+        st.sampled_from((16, 48, 128)), st.sampled_from((16, 64)), st.sampled_from((16, 32)),
+        st.sampled_from((1, 4, 16)),
+    ),
+    st.builds(
+        lambda template, page, m, n, decode_n, load, waves, partials, reduction: variant_of(
+            template, page, block_m=m, block_n=n, decode_block_n=decode_n, kv_load=load, waves=waves,
+            partials=partials, reduction=reduction,
+        ),
+        st.sampled_from(("fused", "persistent", "two_launch")), st.sampled_from((32, 64, 528)),
+        st.sampled_from((16, 64)), st.sampled_from((32, 64)), st.sampled_from((32, 64)),
+        st.sampled_from(("pointer", "tma")), st.sampled_from((1, 4)), st.sampled_from(("float32", "bfloat16")),
+        st.sampled_from(("kernel", "last_program")),
+    ),
+)  # fmt: skip
+
+
+def variant_of(template: str, page_size: int, **changes: Value) -> Variant:
+    values: dict[str, Value] = SHARED | {
+        "block_m": 32, "block_n": 32, "decode_block_m": 16, "decode_block_n": 32, "kv_load": "pointer",
+        "order": "items", "waves": 4, "long_weight": 2, "schedule": "interleaved", "partials": "float32",
+        "reduction": "kernel",
+    } | changes  # fmt: skip
+    if template == "persistent":
+        values |= {"programs_per_sm": 1, "num_stages": 3}
+    if template == "two_launch":
+        dropped = ("long_weight", "schedule", "partials", "reduction")
+        values = {name: value for name, value in values.items() if name not in dropped} | {"decode_num_warps": 2}
+    return Variant.of(template, page_size, values)
+
+
+def check(variant: Variant, spec: AttentionSpec, batch: Batch, seed: int = 0, tensors: Tensors | None = None) -> None:
+    """Output and log-sum-exp are right."""
+    tensors = tensors or make_tensors(spec, batch, variant.page_size, "cpu", seed)
+    lse = torch.full((batch.num_tokens, spec.num_q_heads), torch.nan)
+    tensors = dataclasses.replace(tensors, lse=lse)
+    checker = Checker(spec, batch, variant.page_size, "cpu", tensors=tensors)
+    found = checker.check(make_launcher(variant, spec, INTERPRETER))
+    assert found.passed, f"{variant.key()} for {spec.key()} on {batch}: {found.detail}"
+    _, expected = paged_attention(tensors, batch, spec, torch.float64)
+    # The products of the oracle's float64 and of the dtypes differ in the last digits.
+    assert torch.allclose(lse.double(), expected, rtol=1e-4, atol=2e-2), f"{variant.key()} for {spec.key()} on {batch}"
+
+
+@given(SPECS, BATCHES, VARIANTS, st.integers(0, 99))
+@settings(deadline=None, max_examples=80, derandomize=True,
+          suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])  # fmt: skip
+def test_any_combination_is_right(spec: AttentionSpec, batch: Batch, variant: Variant, seed: int):
+    assume(why_invalid(variant, spec, INTERPRETER) is None)
+    check(variant, spec, batch, seed)
+
+
+@pytest.mark.parametrize("template", ["unified", "fused", "persistent", "two_launch"])
+def test_all_features_at_once(template: str):
+    spec = AttentionSpec(8, 2, 40, "bfloat16", "float8_e4m3fn", 37, 20.0, True, True, v_head_dim=32, has_tree_mask=True)
+    variant = variant_of(template, 48)
+    if template == "unified":
+        variant = Variant.of("unified", 48, SHARED | {"block_m": 16, "block_n": 16, "num_segments": 4})
+    check(variant, spec, Batch.parse("1x20@90,1x7@40,1x0@50,2x1@70,1x5@0"))
+
+
+def test_segments_are_cut_inside_the_window():
+    spec = AttentionSpec(4, 2, 32, "float16", sliding_window=64, has_sinks=True)
+    variant = Variant.of("unified", 16, SHARED | {"block_m": 16, "block_n": 16, "num_segments": 4})
+    launcher = make_launcher(variant, spec, INTERPRETER)
+    launcher.plan(Batch.parse("1x1@1000"), "cpu")
+    # Of 65 keys, the first 15 of a key tile of 16 and the last: five key tiles in three items.
+    items = launcher._items[:3].tolist()  # pyright: ignore
+    assert sorted((start, stop) for *_, start, stop, _, _ in items) == [(928, 960), (960, 992), (992, 1001)]
+    check(variant, spec, Batch.parse("1x1@1000,1x12@200"))
+
+
+@pytest.mark.parametrize(("page_size", "load"), [(16, "pointer"), (64, "tma"), (64, "pointer")])
+def test_what_every_window_has_left_behind_need_not_be_in_the_cache(page_size: int, load: str):
+    spec, batch = AttentionSpec(4, 2, 32, "float16", sliding_window=30), Batch.parse("1x12@200,1x1@150")
+    variant = variant_of("fused", page_size, kv_load=load)
+    checker = Checker(spec, batch, page_size, "cpu")
+    tensors = checker.tensors
+    for sequence, (_, context_len) in enumerate(batch.sequences):
+        first = context_len + 1 - 30
+        page, slot = divmod(first, page_size)
+        for cache in (tensors.k_cache, tensors.v_cache):
+            cache[tensors.block_table[sequence, page], :slot] = torch.nan
+        # Physical page 0 is NaN.
+        tensors.block_table[sequence, :page] = 0
+    found = checker.check(make_launcher(variant, spec, INTERPRETER))
+    assert found.passed, found.detail
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_soft_cap_holds_for_scores_of_ten_thousand(dtype: str):
+    spec, batch = AttentionSpec(4, 2, 32, dtype, logits_soft_cap=50.0, scale=1.0), Batch.parse("1x9@60,1x1@40")
+    tensors = Checker(spec, batch, 16, "cpu").tensors
+    for cache in (tensors.k_cache, tensors.v_cache):
+        cache.nan_to_num_(0)
+        cache.normal_(generator=torch.Generator().manual_seed(0))
+    tensors.q.normal_(generator=torch.Generator().manual_seed(1)).mul_(300)
+    tensors.k_cache.mul_(6)
+    scores = torch.einsum("ihd,pshd->ihps", tensors.q[:, ::2].double(), tensors.k_cache.double())
+    assert scores.abs().max() > 1e4
+    launcher = make_launcher(variant_of("fused", 16, block_n=16), spec, INTERPRETER)
+    launcher.plan(batch, "cpu")
+    launcher.run(tensors)
+    oracle, _ = paged_attention(tensors, batch, spec, torch.float64)
+    assert torch.allclose(tensors.out.double(), oracle, atol=5e-3)
+
+
+def test_a_tree_that_hides_everything_gives_zeros_and_an_infinite_lse():
+    spec, batch = AttentionSpec(4, 2, 32, "float16", has_tree_mask=True), Batch.parse("1x5@0,1x3@9,1x1@0")
+    for template, waves in (("fused", 0), ("fused", 8)):
+        checker = Checker(spec, batch, 16, "cpu")
+        mask = checker.tensors.tree_mask
+        assert mask is not None
+        mask[2] = 0
+        check(variant_of(template, 16, waves=waves, block_n=16), spec, batch, tensors=checker.tensors)
+        assert not checker.tensors.out[2].any()
+
+
+@pytest.mark.parametrize("waves", [0, 8])
+@pytest.mark.parametrize("window", [None, 8])
+def test_the_words_alone_say_which_tokens_see_each_other(window: int | None, waves: int):
+    spec = AttentionSpec(4, 2, 32, "float16", sliding_window=window, has_sinks=True, has_tree_mask=True)
+    batch = Batch.parse("1x20@9,1x5@30,1x1@7,1x40@0,1x64@100,1x65@3")
+    tensors = Checker(spec, batch, 16, "cpu").tensors
+    assert tensors.tree_mask is not None
+    # Later ones too, and tokens that no sequence has.
+    tensors.tree_mask.random_(-(2**63), None, generator=torch.Generator().manual_seed(0))
+    check(variant_of("fused", 16, block_m=16, block_n=16, waves=waves), spec, batch, tensors=tensors)
+
+
+@pytest.mark.parametrize("num_tokens", [64, 65])
+def test_only_sequences_of_up_to_64_tokens_heed_their_words(num_tokens: int):
+    spec = AttentionSpec(2, 2, 32, "float16", has_tree_mask=True)
+    check(variant_of("fused", 16, block_n=32, block_m=32), spec, Batch.parse(f"1x{num_tokens}@20"))
+
+
+@pytest.mark.parametrize(("heads", "page_size"), [((128, 1), 2048), ((71, 1), 1056), ((3, 3), 16)])
+def test_groups_of_1_to_128_and_pages_of_up_to_2048(heads: tuple[int, int], page_size: int):
+    spec = AttentionSpec(*heads, 32, "float16", has_sinks=True)
+    check(variant_of("fused", page_size, block_m=64), spec, Batch.parse("1x2@40,1x9@30,1x0@0"))
+
+
+def test_a_batch_may_have_sequences_without_query_tokens():
+    spec = AttentionSpec(4, 2, 32, "float16")
+    for template in ("fused", "persistent", "two_launch"):
+        check(variant_of(template, 16, waves=1), spec, Batch.parse("2x0@70,1x1@40,1x0@0,1x12@30,1x0@9"))
+
+
+@pytest.mark.parametrize(("field", "values"), [
+    ("sinks", {"has_sinks": True}), ("alibi_slopes", {"has_alibi": True}), ("tree_mask", {"has_tree_mask": True}),
+    ("v_scale", {"kv_dtype": "float8_e5m2"}),
+])  # fmt: skip
+def test_a_tensor_that_the_layer_needs_and_lacks_is_named(field: str, values: dict[str, bool | str]):
+    spec, batch = AttentionSpec(4, 2, 32, **values), Batch.parse("1x1@9")  # pyright: ignore
+    tensors = dataclasses.replace(Checker(spec, batch, 16, "cpu").tensors, **{field: None})
+    launcher = make_launcher(variant_of("fused", 16, block_n=16), spec, INTERPRETER)
+    launcher.plan(batch, "cpu")
+    with pytest.raises(SpecError, match=f"needs the tensor '{field}'"):
+        launcher.run(tensors)
+
+
+GPU_LAYERS = [
+    AttentionSpec(32, 16, 256, sliding_window=4096, logits_soft_cap=50.0),
+    AttentionSpec(64, 8, 64, sliding_window=128, has_sinks=True),
+    AttentionSpec(32, 8, 128, kv_dtype="float8_e4m3fn"),
+    AttentionSpec(8, 8, 80, "float16", kv_dtype="float8_e5m2", has_alibi=True),
+    AttentionSpec(16, 16, 192, v_head_dim=128, has_tree_mask=True),
+    AttentionSpec(71, 1, 96, has_sinks=True, has_alibi=True, has_tree_mask=True, sliding_window=1000),
+    AttentionSpec(128, 1, 64, logits_soft_cap=30.0),
+    AttentionSpec(4, 2, 64, "float32", has_sinks=True),
+    AttentionSpec(4, 2, 256, "float32", sliding_window=500),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [16, 128, 1056])
+@pytest.mark.parametrize("spec", GPU_LAYERS, ids=lambda spec: spec.key())
+def test_on_a_gpu(spec: AttentionSpec, page_size: int):
+    gpu = present_gpu()
+    assert gpu is not None
+    batch = Batch.parse("1x512@3000,7x1@2047,1x0@50,1x1@20000,3x6@700,1x60@900,1x100@0")
+    tensors = make_tensors(spec, batch, page_size, "cuda", 0, packed=page_size == 128, lse=True)
+    checker = Checker(spec, batch, page_size, "cuda", tensors=tensors)
+    plain = default_variant(spec, batch, page_size)
+    found = candidates(spec, BatchBucket.of(batch), page_size, gpu)
+    warps = {"num_warps": 8, "block_m": 16, "block_n": 16, "decode_block_n": 16} if spec.dtype == "float32" else {}
+    tried = [plain, plain.replace(num_segments=16), *found] + [
+        variant_of(template, page_size, **({"kv_load": load, "reduction": "last_program"} | warps))
+        for template in ("fused", "persistent") for load in ("pointer", "tma")
+    ]  # fmt: skip
+    valid = [variant for variant in tried if why_invalid(variant, spec, gpu) is None]
+    assert len(valid) >= 4
+    for variant in valid:
+        verdict = checker.check(make_launcher(variant, spec, gpu))
+        assert verdict.passed, f"{variant.key()}: {verdict.detail}"

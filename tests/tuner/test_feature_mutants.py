@@ -1,0 +1,130 @@
+"""The inputs and the judge see every bug of every feature, at 128 and at 65,536 tokens, and pass what is right."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.inputs import make_tensors
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.tuner.check import Checker
+
+from . import feature_mutants as wrong
+from .mutants import MUTANTS, MaskOneTooMany, SplitAttention
+
+LENGTHS = (128, 65536)
+QUERY_LENS = {"decode": 1, "chunk": 12}
+# A layer's features and the bugs that they make possible. A window of -1 is a fraction of the keys.
+CASES: dict[str, tuple[dict[str, Any], tuple[type[SplitAttention], ...]]] = {
+    "window": (
+        {"sliding_window": -1},
+        (wrong.WindowOneTooMany, wrong.WindowOneTooFew, wrong.WindowOfTheFirstRow, wrong.WindowIgnored),
+    ),
+    "soft cap": ({"logits_soft_cap": 50.0}, (wrong.CapIgnored, wrong.CapBeforeScale, wrong.CapInBase2)),
+    "low soft cap": ({"logits_soft_cap": 20.0}, (wrong.CapIgnored, wrong.CapInBase2)),
+    "sinks": (
+        {"has_sinks": True},
+        (wrong.SinkDropped, wrong.SinkTwice, wrong.SinkPerSegment, wrong.NeighboursSink, wrong.SinkScaled,
+         wrong.SinkInBase2, wrong.LseWithoutSink, wrong.LseInBase2, wrong.LseOfOneSegment),
+    ),
+    "ALiBi": (
+        {"has_alibi": True},
+        (wrong.NeighboursSlope, wrong.SlopeDropped, wrong.SlopeUpward, wrong.SlopeWithinSegments),
+    ),
+    "ALiBi, soft cap": ({"has_alibi": True, "logits_soft_cap": 20.0}, (wrong.CapAfterSlope, wrong.CapIgnored)),
+    "e4m3": (
+        {"kv_dtype": "float8_e4m3fn"},
+        (wrong.NeighboursKScale, wrong.NeighboursVScale, wrong.KScaleDropped, wrong.ScalesSwapped),
+    ),
+    "e5m2": ({"kv_dtype": "float8_e5m2", "dtype": "float16"}, (wrong.NeighboursKScale, wrong.NeighboursVScale)),
+    "tree": ({"has_tree_mask": True}, (wrong.TreeIgnored, wrong.NeighboursBit, wrong.NeighboursWord)),
+    "tree, window": ({"has_tree_mask": True, "sliding_window": 3}, (wrong.WindowOnTree, wrong.WindowOneTooMany)),
+    "head sizes": ({"head_dim": 80, "v_head_dim": 40}, (wrong.TailIgnored,)),
+    "all but masks": (
+        {"kv_dtype": "float8_e4m3fn", "logits_soft_cap": 50.0, "has_sinks": True, "has_alibi": True, "v_head_dim": 40},
+        (wrong.CapAfterSlope, wrong.NeighboursKScale, wrong.SinkPerSegment),
+    ),
+    "float32": ({"dtype": "float32"}, (wrong.Tf32Products,)),
+}  # fmt: skip
+LSE_ONLY = {wrong.LseWithoutSink, wrong.LseInBase2, wrong.LseOfOneSegment}
+NEEDS_ROWS = {wrong.WindowOfTheFirstRow, wrong.WindowOnTree}
+PAIRS = [(name, mutant) for name, (_, mutants) in CASES.items() for mutant in mutants]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@functools.cache
+def checker(name: str, kv_len: int, kind: str) -> Checker:
+    changes = dict(CASES[name][0])
+    if changes.get("sliding_window") == -1:
+        changes["sliding_window"] = {128: 40, 65536: 1000}[kv_len]
+    spec = AttentionSpec(**{"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, **changes})
+    query_len = QUERY_LENS[kind]
+    return Checker(spec, Batch(((query_len, kv_len - query_len),) * 2), 16, "cpu", lse=True)
+
+
+@pytest.mark.parametrize("kind", QUERY_LENS)
+@pytest.mark.parametrize("kv_len", LENGTHS)
+@pytest.mark.parametrize("name", CASES)
+def test_right_attention_passes(name: str, kv_len: int, kind: str) -> None:
+    judge = checker(name, kv_len, kind)
+    right = SplitAttention(judge, 16, kv_len // 4)
+    check = judge.judge(right.output(victim=1), right.lse(victim=1))
+    assert check.passed, check.detail
+
+
+@pytest.mark.parametrize("kind", QUERY_LENS)
+@pytest.mark.parametrize("kv_len", LENGTHS)
+@pytest.mark.parametrize(("name", "mutant"), PAIRS)
+def test_every_mutant_is_rejected(name: str, kv_len: int, kind: str, mutant: type[SplitAttention]) -> None:
+    if kind == "decode" and (mutant in NEEDS_ROWS or "tree" in name):
+        pytest.skip("one row alone has no other")
+    judge = checker(name, kv_len, kind)
+    mutated = mutant(judge, 16, kv_len // 4)
+    # A wrong log-sum-exp is not to stand in for a wrong output.
+    check = judge.judge(mutated.output(victim=1), mutated.lse(victim=1) if mutant in LSE_ONLY else None)
+    assert not check.passed, check.detail
+
+
+@pytest.mark.parametrize("mutant", [wrong.WindowOneTooMany, wrong.WindowOneTooFew])
+@pytest.mark.parametrize("kv_len", LENGTHS)
+def test_one_key_at_the_edge_of_the_window_is_seen_by_each_row(kv_len: int, mutant: type[SplitAttention]) -> None:
+    judge = checker("window", kv_len, "chunk")
+    out = mutant(judge, 16, kv_len).output(victim=1)
+    for row in range(QUERY_LENS["chunk"], 2 * QUERY_LENS["chunk"]):
+        alone = judge.oracle.to(out.dtype)
+        alone[row] = out[row]
+        assert judge.judge(alone).worst_ratio > 5.0, f"row {row}"
+
+
+@pytest.mark.parametrize("kind", QUERY_LENS)
+@pytest.mark.parametrize("kv_len", LENGTHS)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_every_other_bug_is_seen_beside_the_features(kv_len: int, kind: str, mutant: type[SplitAttention]) -> None:
+    if mutant is MaskOneTooMany and kind == "decode":
+        pytest.skip("the one query token of a decode is the last: no later key exists")
+    judge = checker("all but masks", kv_len, kind)
+    for place in (0.0, 0.4, 1.0) if mutant.strikes_somewhere else (0.0,):
+        check = judge.judge(mutant(judge, 16, kv_len // 4, place).output(victim=1))
+        assert not check.passed, f"not seen at {place}: {check.detail}"
+
+
+def test_a_cap_by_exponentials_is_seen_once_scores_are_in_the_thousands() -> None:
+    spec, batch = AttentionSpec(4, 2, 64, logits_soft_cap=50.0), Batch.parse("2x12@116")
+    tensors = make_tensors(spec, batch, 16, "cpu", 0)
+    for size, is_seen in ((1.0, False), (512.0, True)):
+        judge = Checker(spec, batch, 16, "cpu", tensors=dataclasses.replace(tensors, q=size * tensors.q))
+        assert judge.judge(SplitAttention(judge, 16, 32).output(victim=1)).passed
+        assert judge.judge(wrong.CapByExponentials(judge, 16, 32).output(victim=1)).passed != is_seen

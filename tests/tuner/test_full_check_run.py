@@ -1,0 +1,152 @@
+"""Launchers that are wrong in ways that only one case sees."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
+from attention_tuner.kernel_templates.launch import Launcher, Tensors
+from attention_tuner.kernel_templates.reference import paged_attention
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner import full_check_run
+from attention_tuner.tuner.check import Checker
+from attention_tuner.tuner.full_check import Case, Way
+from attention_tuner.tuner.full_check_run import case_bytes, make_checker, run_case, sanitize
+
+SPEC = AttentionSpec(2, 1, 64, "float16")
+BATCH = Batch.parse("1x9@20,1x1@40")
+VARIANT = Variant.of("unified", 16, {"block_m": 16})
+
+
+class EagerLauncher(Launcher):
+    """Eager attention, spoilt as `fault` says."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+        self.spec, self.variant = SPEC, VARIANT
+        self.padded, self.reserved = False, None
+        self.runs = 0
+        self.batches: list[Batch] = []
+
+    def plan(self, batch: Batch, device: torch.device | str) -> None:
+        self.batches.append(batch)
+
+    def run(self, tensors: Tensors) -> None:
+        self.runs += 1
+        out, _ = paged_attention(tensors, self.batches[-1], SPEC, tensors.q.dtype)
+        if (self.fault == "grid" and self.padded) or (self.fault == "room" and self.reserved is not None):
+            out[3] = 0
+        if self.fault == "again" and self.runs == 2:
+            out[3, 0, 0] += out[3, 0, 0].abs() * 2**-10
+        if self.fault == "stale" and len(self.batches) > 1:
+            out[0] += 1
+        if self.fault == "memory":
+            raise torch.OutOfMemoryError
+        tensors.out.copy_(out)
+
+    def workspaces(self) -> tuple[torch.Tensor, ...]:
+        return (torch.empty(3),)
+
+
+def result(monkeypatch: pytest.MonkeyPatch, launcher: Launcher, case: Case) -> tuple[str, str]:
+    monkeypatch.setattr(full_check_run, "make_launcher", lambda *_: launcher)
+    found = run_case(VARIANT, case, INTERPRETER, make_checker(SPEC, 16, case, "cpu"))
+    assert found.name == case.name
+    return found.state, found.reason
+
+
+@pytest.mark.parametrize("way", ["once", "twice", "padded", "reserved", "after another"])
+def test_what_is_right_passes_in_every_way(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
+    assert result(monkeypatch, EagerLauncher(), Case("x", BATCH, way=way)) == ("passed", "")
+
+
+@pytest.mark.parametrize(("fault", "way"), [
+    ("grid", "padded"), ("room", "reserved"), ("again", "twice"), ("stale", "after another"),
+])
+def test_what_is_wrong_in_one_way_fails_that_case_alone(monkeypatch: pytest.MonkeyPatch, fault: str, way: Way) -> None:
+    assert result(monkeypatch, EagerLauncher(fault), Case("x", BATCH)) == ("passed", "")
+    state, reason = result(monkeypatch, EagerLauncher(fault), Case("x", BATCH, way=way))
+    assert state == "failed"
+    assert ("another output" if way == "twice" else "row") in reason
+
+
+def test_another_batch_is_launched_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = EagerLauncher()
+    result(monkeypatch, launcher, Case("x", BATCH, way="after another"))
+    assert launcher.batches == [Batch.parse("1x1@40,1x9@20,1x9@20"), BATCH]
+
+
+def test_large_logits_are_in_the_thousands() -> None:
+    plain, large = (make_checker(SPEC, 16, Case("x", BATCH, large_logits=large), "cpu") for large in (False, True))
+    assert plain is not None
+    assert large is not None
+    factor = float(large.tensors.q.abs().max() / plain.tensors.q.abs().max())
+    assert factor == 512
+    assert bool(large.oracle.isfinite().all())
+    assert not torch.equal(large.oracle, plain.oracle)
+
+
+def test_pages_are_shared() -> None:
+    case = Case("x", Batch.parse("2x1@40"), shared_prefix=32)
+    checker = make_checker(SPEC, 16, case, "cpu")
+    assert checker is not None
+    table = checker.tensors.block_table
+    assert table[0, :2].equal(table[1, :2])
+    assert table[0, 2] != table[1, 2]
+
+
+def test_partial_results_that_do_not_reach_the_offsets_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("x", BATCH, past="partials")
+    assert result(monkeypatch, EagerLauncher(), case) == ("not run", "its partial results have no element past 2^31")
+
+
+def test_a_large_case_that_memory_does_not_hold_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("x", BATCH, needs_gpu=True)
+    assert result(monkeypatch, EagerLauncher("memory"), case)[0] == "not run"
+    assert run_case(VARIANT, case, INTERPRETER, None).state == "not run"
+    with pytest.raises(torch.OutOfMemoryError):
+        result(monkeypatch, EagerLauncher("memory"), Case("x", BATCH))
+
+
+def test_inputs_that_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> Checker:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(full_check_run, "Checker", full)
+    assert make_checker(SPEC, 16, Case("x", BATCH, needs_gpu=True), "cpu") is None
+    with pytest.raises(torch.OutOfMemoryError):
+        make_checker(SPEC, 16, Case("x", BATCH), "cpu")
+
+
+def test_the_memory_of_a_case() -> None:
+    tokens, keys = BATCH.num_tokens, sum(BATCH.kv_lens)
+    assert case_bytes(SPEC, Case("x", BATCH)) == tokens * 2 * 64 * 40 + keys * 2 * 64 * 2 * 3 // 2
+    assert case_bytes(SPEC, Case("x", BATCH, past="partials")) > 8 * 2**30
+
+
+def test_without_the_tool_nothing_is_sanitized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    found = sanitize(SPEC, VARIANT, TARGETS["sm_90"])
+    assert (found.state, found.reason) == ("not run", "there is no compute-sanitizer here")
+
+
+@pytest.mark.parametrize(("status", "said", "expected"), [
+    (0, "========= ERROR SUMMARY: 0 errors", ("passed", "")),
+    (9, "========= COMPUTE-SANITIZER\n========= Invalid __global__ read of size 2 bytes\n",
+     ("failed", "Invalid __global__ read of size 2 bytes")),
+    (1, "", ("failed", "status 1")),
+])
+def test_what_the_tool_says_is_told(
+    monkeypatch: pytest.MonkeyPatch, status: int, said: str, expected: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: "/opt/compute-sanitizer")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=status, stdout=said, stderr=""))
+    found = sanitize(SPEC, VARIANT, TARGETS["sm_90"])
+    assert (found.state, found.reason) == expected

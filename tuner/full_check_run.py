@@ -1,0 +1,151 @@
+"""Running a case of the full check: its inputs, its launches, and what is judged."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+
+import torch
+
+from ..kernel_templates.batch import Batch
+from ..kernel_templates.device import present_gpu
+from ..kernel_templates.errors import TunerError
+from ..kernel_templates.gpu import INTERPRETER, Gpu
+from ..kernel_templates.inputs import make_tensors
+from ..kernel_templates.launch import Launcher, Tensors, make_launcher
+from ..kernel_templates.outcome import CaseResult, Check
+from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.variant import Variant
+from .check import Checker
+from .full_check import Case, sanitizer_case
+
+# Random scores deviate by so much then, and those of needles are 18 times as large: beyond what tanh by two
+# exponentials survives, and far from float16's 65,504.
+LOGIT_FACTOR = 512.0
+# Of the largest query: float16's end, less what products are scaled by.
+MAX_QUERY = 2.0**14
+SANITIZER = "compute-sanitizer"
+SANITIZER_LIMIT_S = 240.0
+REASON_LENGTH = 300
+
+_OFFSETS = 2**31
+# Of each element of q and the output: the inputs while they are made, the output, two references and their differences.
+_QUERY_BYTES = 40
+_PARTIAL_BYTES = 5 * _OFFSETS
+_RESERVED = 2
+
+
+def make_checker(spec: AttentionSpec, page_size: int, case: Case, device: str) -> Checker | None:
+    """The inputs of `case` and what is right for them; None for a large one that the GPU's memory does not hold."""
+    try:
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            if case.needs_gpu and case_bytes(spec, case) > torch.cuda.mem_get_info()[0]:
+                return None
+        tensors = make_tensors(spec, case.batch, page_size, device, case.seed, case.packed, guard=case.guard,
+                               shared_prefix=case.shared_prefix, lse=case.lse)
+        if case.large_logits:
+            room = MAX_QUERY / float(tensors.q.abs().max())
+            tensors.q.mul_(2.0 ** math.floor(math.log2(min(LOGIT_FACTOR, room))))
+        return Checker(spec, case.batch, page_size, device, case.seed, case.packed, tensors=tensors)
+    except torch.OutOfMemoryError:
+        if not case.needs_gpu:
+            raise
+        return None
+
+
+def run_case(variant: Variant, case: Case, gpu: Gpu, checker: Checker | None) -> CaseResult:
+    """What comes of `case` for `variant`; what goes wrong is raised.
+
+    Not run is a large case that the GPU's memory does not hold, for which there may be no checker, and one whose
+    partial results do not reach the offsets that it is about.
+    """
+    try:
+        if checker is None:
+            raise torch.OutOfMemoryError
+        check, reason = _launched(make_launcher(variant, checker.spec, gpu), checker, case)
+    except torch.OutOfMemoryError:
+        if not case.needs_gpu:
+            raise
+        return CaseResult(case.name, "not run", reason="the GPU's memory does not hold it")
+    if check is None:
+        return CaseResult(case.name, "not run", reason=reason)
+    ratio = check.worst_ratio if math.isfinite(check.worst_ratio) else None
+    if check.passed and not reason:
+        return CaseResult(case.name, "passed", ratio)
+    return CaseResult(case.name, "failed", ratio, reason or check.detail)
+
+
+def case_bytes(spec: AttentionSpec, case: Case) -> int:
+    """The GPU memory that `case` takes, about."""
+    dims = spec.head_dim + spec.value_dim
+    queries = case.batch.num_tokens * spec.num_q_heads * dims // 2
+    cache = sum(case.batch.kv_lens) * spec.num_kv_heads * dims * spec.kv_element_bytes
+    return queries * _QUERY_BYTES + cache * 3 // 2 + (_PARTIAL_BYTES if case.past == "partials" else 0)
+
+
+def _launched(launcher: Launcher, checker: Checker, case: Case) -> tuple[Check | None, str]:
+    """The check of `case`, None where it is moot, and why it is or why it failed in spite of the check."""
+    device = checker.device
+    launcher.padded = case.way == "padded"
+    if case.past == "partials":
+        launcher.plan(case.batch, device)
+        if max((space.numel() for space in launcher.workspaces()), default=0) <= _OFFSETS:
+            return None, "its partial results have no element past 2^31"
+    if case.way == "reserved":
+        launcher.reserve(_RESERVED * case.batch.num_seqs, _RESERVED * case.batch.num_tokens, device)
+    if case.way == "after another":
+        other = Batch(case.batch.sequences[::-1] + case.batch.sequences[:1])
+        launcher.plan(other, device)
+        launcher.run(make_tensors(checker.spec, other, launcher.variant.page_size, device, case.seed, needles=False))
+    check = checker.check(launcher)
+    if case.way == "twice" and check.passed:
+        first = _outputs(checker.tensors)
+        for output in _outputs(checker.tensors, copied=False):
+            output.fill_(torch.nan)
+        launcher.run(checker.tensors)
+        again = _outputs(checker.tensors)
+        if not all(map(torch.equal, first, again)):
+            return check, "the same call gave another output the second time"
+    return check, ""
+
+
+def _outputs(tensors: Tensors, copied: bool = True) -> list[torch.Tensor]:
+    """What a launch writes, or a copy of it."""
+    written = [tensors.out, *([] if tensors.lse is None else [tensors.lse])]
+    return [tensor.clone() for tensor in written] if copied else written
+
+
+def sanitize(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> CaseResult:
+    """What compute-sanitizer says of a launch of `variant`, in a process of its own."""
+    case = sanitizer_case()
+    tool = shutil.which(SANITIZER)
+    if tool is None or gpu.is_interpreter:
+        return CaseResult(case.name, "not run", reason=f"there is no {SANITIZER} here" if tool is None else "no GPU")
+    call = f"from {__name__} import run_sanitized; run_sanitized({spec.key()!r}, {variant.key()!r})"
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-P", "-c", call]
+    # Blocks that torch keeps and gives out again would hide what stands beside a tensor.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False,
+                              timeout=SANITIZER_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return CaseResult(case.name, "not run", reason=f"it took more than {SANITIZER_LIMIT_S:.0f} s")
+    if not done.returncode:
+        return CaseResult(case.name, "passed")
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
+    errors = (line.strip("= ") for line in lines if "error" in line.lower() or "invalid" in line.lower())
+    return CaseResult(case.name, "failed", reason=next(errors, f"status {done.returncode}")[:REASON_LENGTH])
+
+
+def run_sanitized(spec: str, variant: str) -> None:
+    """In the process that compute-sanitizer watches: launch once, and raise `TunerError` where the result is wrong."""
+    gpu = present_gpu() or INTERPRETER
+    named, case = Variant.parse(variant), sanitizer_case()
+    checker = make_checker(AttentionSpec.parse(spec), named.page_size, case, "cpu" if gpu.is_interpreter else "cuda")
+    result = run_case(named, case, gpu, checker)
+    if result.state != "passed":
+        raise TunerError(result.reason)
