@@ -30,6 +30,8 @@ INTERPRETED = bool(knobs.runtime.interpret)
 COMBINE_ROWS = 16 if INTERPRETED else 4
 COMBINE_PARTIALS = 8
 COMBINE_WARPS = 4
+# CUDA's limit of a grid's second dimension.
+MOST_ROWS_OF_A_GRID = 65_535
 # What stands first in the uploaded buffer: the numbers of items, of entries and of items of long sequences. One more
 # and an even number of items keep what follows aligned to 16 bytes, as the kernels are compiled for.
 COUNTS = 4
@@ -124,7 +126,10 @@ class WorkListLauncher(Launcher):
         if self._device != indexed(device) or not self._room.holds(needed):
             if self.reserved is not None:
                 raise BatchError(f"room is reserved on {self._device} for {self._room}, not on {device} for {needed}")
-            self._make_room(Room(*map(self.capacity, astuple(needed))), device)
+            # What there was room for before stays: batches of two kinds in turn need no new room each time.
+            known = self._room if self._device == indexed(device) else Room(0, 0, 0)
+            room = map(max, astuple(known), map(self.capacity, astuple(needed)))
+            self._make_room(Room(*room), device)
         self._write(work)
         self._num_planned = (work.num_long, needed.items - work.num_long)
         grid = self._room if self.padded or self.reserved is not None else needed
@@ -196,6 +201,9 @@ class WorkListLauncher(Launcher):
     def _start_items(self, tensors: Tensors, constants: KernelConstants, num_items: int, part: str = "") -> None:
         """Start the attention kernel on `num_items` items, of one `part` only or of all."""
         grid = (num_items, self.spec.num_kv_heads)
+        if constants.heads_first and num_items > MOST_ROWS_OF_A_GRID:
+            raise BatchError(f"{num_items} items are more than a grid has rows; accepted are {MOST_ROWS_OF_A_GRID}, "
+                             "or a variant with order=items")
         only = {"PART": part, "HEADS_FIRST": constants.heads_first}
         self.start(attention_kernel, grid[::-1] if constants.heads_first else grid,
                    self._arguments(tensors, constants), self._compile_time(constants) | only)

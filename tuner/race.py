@@ -132,7 +132,8 @@ def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, tuple[bool, 
     numbers = {name: value for name, value in values.items() if isinstance(value, int)}
     # One segment, or no waves to fill, leaves nothing to merge in a second launch; nor does a tile's last program.
     segments = max(numbers.get("num_segments", 1), numbers.get("waves", 0) + 1)
-    merges = segments > 1 and values.get("reduction", "kernel") == "kernel"
+    has_partials = segments > 1 or numbers.get("partials_per_item", 1) > 1
+    merges = has_partials and values.get("reduction", "kernel") == "kernel"
     launches = 1 + merges + (variant.template == "two_launch" and not _has_one_part(values))
     tile = sum(numbers.get(f"{part}block_m", 0) * numbers.get(f"{part}block_n", 0) for part in ("", "decode_"))
     has_pointers = values.get("kv_load", "pointer") == "pointer"
@@ -141,8 +142,11 @@ def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, tuple[bool, 
     return launches, segments, not has_pointers, warps, tile, fancy, variant.key()
 
 
-# What all variants of a template share, and therefore do not say: here two warpgroups compute and another warp loads.
-_FIXED: dict[str, dict[str, Value]] = {"gluon_hopper": {"kv_load": "tma", "num_warps": 9, "block_m": LONG_ROWS}}
+# What all variants of a template share, and therefore do not say: here two warpgroups compute, each with a result of
+# its own for a short item, and another warp loads.
+_FIXED: dict[str, dict[str, Value]] = {
+    "gluon_hopper": {"kv_load": "tma", "num_warps": 9, "block_m": LONG_ROWS, "partials_per_item": 2},
+}
 # What partial results are merged from, and in which order the items come.
 _PLAIN = (("partials", "float32"), ("schedule", "long_first"))
 

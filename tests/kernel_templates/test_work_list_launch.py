@@ -33,6 +33,27 @@ def test_a_launcher_planned_for_one_batch_serves_another_after_planning_again():
         assert Checker(SPEC, Batch.parse(text), 16, "cpu").check(launcher).passed
 
 
+def test_batches_in_turn_need_new_room_only_at_first():
+    launcher = make_launcher(Variant.of("unified", 16, VALUES | {"num_segments": 4}), SPEC, INTERPRETER)
+    rooms: list[tuple[int, ...]] = []
+    for text in ("40x1@3", "1x1@1000", "40x1@3", "1x1@1000"):
+        launcher.plan(Batch.parse(text), "cpu")
+        rooms.append(tuple(tensor.data_ptr() for tensor in launcher.workspaces()))
+    assert rooms[1] == rooms[2] == rooms[3] != rooms[0]
+
+
+def test_more_items_than_a_grid_has_rows_are_refused():
+    variant = Variant.of("fused", 16, GRID_BY_HEADS | {"waves": 0})
+    launcher = make_launcher(variant, AttentionSpec(16, 1, 64, "float16"), INTERPRETER)
+    launcher.compile_only = True
+    launcher.start = lambda *_: None
+    tensors = Checker(AttentionSpec(16, 1, 64, "float16"), Batch.parse("1x1@5"), 16, "cpu").tensors
+    launcher.plan(Batch.parse("1x65536@0"), "cpu")
+    with pytest.raises(BatchError, match="65536 items are more than a grid has rows; accepted are 65535"):
+        launcher.run(tensors)
+    make_launcher(variant.replace(order="items"), AttentionSpec(16, 1, 64, "float16"), INTERPRETER)
+
+
 SPLIT = Variant.of("unified", 16, VALUES | {"num_segments": 4})
 GRID_BY_HEADS = VALUES | {"decode_block_m": 16, "decode_block_n": 16, "kv_load": "pointer", "order": "heads",
                           "waves": 8, "long_weight": 1,
