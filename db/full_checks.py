@@ -93,9 +93,9 @@ class FullCheckRow(Base):
 class FullChecks:
     """What `checks` say about configs and trials of their variants, layers and GPUs.
 
-    The check in the environment of a config decides: it passed or failed there. Without one, the latest in any other
-    environment decides where it failed, for what is served is compiled anew; a pass elsewhere says nothing, and what
-    the config itself says then holds.
+    Of the checks in a config's own environment, and of those in any other that were made after it was measured, the
+    latest decides whether it failed: what is served is compiled anew, with what is there by then. A failure of before,
+    which the variant was perhaps mended after, says nothing. Only a pass in its own environment makes a config final.
     """
 
     def __init__(self, checks: Iterable[FullCheck]) -> None:
@@ -110,12 +110,12 @@ class FullChecks:
 
     def failure(self, config: BestConfig) -> CaseResult | None:
         """The case because of which `config` must not be served, None where there is none."""
-        spec, variant, gpu = config.shape.spec, config.variant, config.gpu
-        own = self.of(spec, variant, gpu, config.environment)
-        if own is not None:
-            return own.failure
-        checks = self._checks.get((spec, variant, gpu.name))
-        return checks[-1].failure if checks else None
+        checks = self._checks.get((config.shape.spec, config.variant, config.gpu.name), ())
+        telling = [
+            check for check in checks
+            if check.environment == config.environment or check.checked_at > config.measured_at
+        ]  # fmt: skip
+        return telling[-1].failure if telling else None
 
     def on_config(self, config: BestConfig) -> BestConfig:
         """`config`, no longer provisional where its check passed."""

@@ -37,7 +37,9 @@ def load_table(where: str | None = None, gpu: Gpu | None = None) -> ConfigTable:
     A missing file is not an error. Raises `StoreError` when `where` is given, is there and cannot be read; the default
     database is then set aside with a warning, as is a shipped file.
     """
-    return ConfigTable.of(_stored(where), _environment, shipped_configs(gpu))
+    shipped = shipped_configs(gpu)
+    stored, shipped = _checked(where, shipped)
+    return ConfigTable.of(stored, _environment, shipped)
 
 
 def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
@@ -57,23 +59,24 @@ def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
     return found
 
 
-def _stored(where: str | None) -> list[BestConfig]:
+def _checked(where: str | None, shipped: list[BestConfig]) -> tuple[list[BestConfig], list[BestConfig]]:
+    """The configs of the database, and `shipped` without those that failed a full check here."""
     try:
-        return _read(where or default_path())
+        return _read(where or default_path(), shipped)
     except (StoreError, OSError) as error:
         # An engine must not end because of a file that its user has perhaps never heard of.
         if where:
             raise
         warnings.warn(f"the user's database is set aside: {error}", stacklevel=3)
-        return []
+        return [], shipped
 
 
-def _read(where: str) -> list[BestConfig]:
+def _read(where: str, shipped: list[BestConfig]) -> tuple[list[BestConfig], list[BestConfig]]:
     path = sqlite_path(where)
     if path is not None and not path.exists():
-        return []
+        return [], shipped
     with Store.open(where, create=False) as store:
-        return store.best_configs()
+        return store.best_configs(), store.checked(shipped)
 
 
 @functools.lru_cache(maxsize=8)

@@ -136,7 +136,7 @@ def tile(
     token = row // GROUP
     head = kv_head * GROUP + row % GROUP
     valid = row < num_rows
-    q_offset = (q_start + token).to(tl.int64) * stride_q_token + head * stride_q_head
+    q_offset = (q_start + token).to(tl.int64) * stride_q_token + head.to(tl.int64) * stride_q_head
     q_tile = load_tile(q + q_offset[:, None] + k_dims[None, :], valid, k_dims < HEAD_DIM, True, K_DIM != HEAD_DIM)
     position = context_len + token
     k_head = k_cache + kv_head.to(tl.int64) * stride_k_head

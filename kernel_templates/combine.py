@@ -19,7 +19,7 @@ def write_rows(
     """Write the output, and the log-sum-exp if asked for, of the rows of `token` and `head` that are `valid`."""
     DIM: tl.constexpr = triton.next_power_of_2(VALUE_DIM)
     dims = tl.arange(0, DIM)
-    offset = token.to(tl.int64) * stride_o_token + head * stride_o_head
+    offset = token.to(tl.int64) * stride_o_token + head.to(tl.int64) * stride_o_head
     if features.tree_mask is not None:
         # A mask may hide every key: then the output is 0.
         acc = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]

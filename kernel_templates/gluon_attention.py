@@ -197,7 +197,7 @@ def copy_q(
 
 
 @gluon.constexpr_function
-def product_layout(columns):
+def product_layout(columns: int) -> gl.NVMMADistributedLayout:
     """How a warpgroup holds a product of 64 rows."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
 

@@ -68,6 +68,7 @@ GLUON_HOPPER = Template(
         Constraint("a tile exceeds the registers of a warpgroup", _fits_registers),
         Constraint("partial results in bfloat16 are too coarse for another dtype", rounds_finely_enough),
     ),
+    writes_lse=False,
     sources=(
         __name__,
         *(f"{__package__}.{name}" for name in ("fused", "gluon_attention", "gluon_compat")),

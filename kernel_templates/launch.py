@@ -62,7 +62,7 @@ class Features(NamedTuple):
 
 
 def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
-    """The features of a launch. Raises `SpecError` when a tensor that `spec` needs is missing.
+    """The features of a launch. Raises `SpecError` when a tensor that `spec` needs is missing or not as `Tensors` says.
 
     What it does not need is ignored, except for `lse`.
     """
@@ -73,6 +73,12 @@ def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
     for name, is_needed in needed.items():
         if is_needed and found[name] is None:
             raise SpecError(f"layer {spec.key()} needs the tensor {name!r}, which is not given")
+    for name, tensor in (*found.items(), ("lse", tensors.lse)):
+        dtype = torch.int64 if name == "tree_mask" else torch.float32
+        # A scale that is expanded from one element has a stride of 0, and is no row of elements.
+        if tensor is not None and (tensor.dtype != dtype or tensor.stride(-1) != 1):
+            raise SpecError(f"the tensor {name!r} must be contiguous in {dtype}, not {tensor.dtype} with strides "
+                            f"{tuple(tensor.stride())}")
     return Features(**found, lse=tensors.lse, stride_lse=None if tensors.lse is None else tensors.lse.stride(0))
 
 

@@ -15,8 +15,9 @@ FP8_QUERY_DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = tuple(range(32, 257, 8))
 # Of softmax scales; models have 1/512 to 1. Beyond, float16 holds no queries that tell keys apart.
 MIN_SCALE, MAX_SCALE = 1e-6, 1e3
-# Of soft caps; models have 20 to 100. Beyond, dividing a float32 score by the cap loses the score.
-MIN_SOFT_CAP, MAX_SOFT_CAP = 1e-3, 1e6
+# Of soft caps; models have 20 to 50. The kernels compute tanh as a difference, whose error in float32 grows with the
+# cap: beyond these it shows beside the rounding of the dtype.
+MIN_SOFT_CAP, MAX_SOFT_CAP, MAX_FLOAT32_SOFT_CAP = 1e-3, 1e3, 50.0
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 
@@ -65,8 +66,9 @@ class AttentionSpec:
             raise SpecError(f"the softmax scale must be from {MIN_SCALE:g} to {MAX_SCALE:g}, not {self.scale}")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise SpecError(f"a sliding window must be at least 1, not {self.sliding_window}")
-        if self.logits_soft_cap is not None and not MIN_SOFT_CAP <= self.logits_soft_cap <= MAX_SOFT_CAP:
-            raise SpecError(f"the logits soft cap must be from {MIN_SOFT_CAP:g} to {MAX_SOFT_CAP:g}, "
+        most = MAX_FLOAT32_SOFT_CAP if self.dtype == "float32" else MAX_SOFT_CAP
+        if self.logits_soft_cap is not None and not MIN_SOFT_CAP <= self.logits_soft_cap <= most:
+            raise SpecError(f"the logits soft cap must be from {MIN_SOFT_CAP:g} to {most:g} for {self.dtype}, "
                             f"not {self.logits_soft_cap}")
         missing = self._missing_feature()
         if missing:

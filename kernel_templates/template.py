@@ -54,7 +54,8 @@ class Constraint:
 class Template:
     """One structure of the kernel. `launcher` names its `Launcher` class as `module:class`, imported only to run it.
 
-    `sources` are the modules whose text affects a variant's result or time, beside the one of `launcher`.
+    `sources` are the modules whose text affects a variant's result or time, beside the one of `launcher`. Without
+    `writes_lse` it cannot be asked for the log-sum-exp.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Template:
     dimensions: tuple[Dimension, ...]
     constraints: tuple[Constraint, ...] = ()
     sources: tuple[str, ...] = ()
+    writes_lse: bool = True
 
     def grid(self, bucket: BatchBucket, gpu: Gpu) -> dict[str, tuple[Value, ...]]:
         """The choices by dimension that can differ for batches in `bucket` on `gpu`, the others cut to one.

@@ -14,6 +14,7 @@ from ..kernel_templates.batch import MAX_SEQUENCES, SHORT_QUERY, Batch
 from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
 from .forecast import interpreted_seconds
 from .task import Task
@@ -72,10 +73,13 @@ class Case:
 def cases_of(spec: AttentionSpec, variant: Variant, seed: int = 0) -> tuple[Case, ...]:
     """The cases for a layer and the variant's page size, small ones first; their inputs are drawn from `seed` on.
 
-    Only the last depends on more of the variant: on how many partial results it has.
+    Little depends on more of the variant: on whether its template writes the log-sum-exp, and how many partial results
+    it has.
     """
-    return (*_small_cases(spec, variant.page_size, seed), *_large_cases(spec, variant.page_size, seed),
-            *_cases_past_32_bits(spec, variant, seed))
+    skip = "" if template_of(variant).writes_lse else "its template writes none"
+    cases = (*_small_cases(spec, variant.page_size, seed), *_large_cases(spec, variant.page_size, seed),
+             *_cases_past_32_bits(spec, variant, seed))
+    return tuple(replace(case, skip=skip) if case.lse and skip else case for case in cases)
 
 
 def fresh_cases(seed: int = 0) -> tuple[Case, ...]:

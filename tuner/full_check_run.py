@@ -29,6 +29,8 @@ LOGIT_FACTOR = 512.0
 MAX_QUERY = 2.0**14
 SANITIZER = "compute-sanitizer"
 SANITIZER_LIMIT_S = 240.0
+# The status with which compute-sanitizer says that it found something.
+FOUND = 9
 REASON_LENGTH = 300
 
 _OFFSETS = 2**31
@@ -126,7 +128,7 @@ def sanitize(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> CaseResult:
     if tool is None or gpu.is_interpreter:
         return CaseResult(case.name, "not run", reason=f"there is no {SANITIZER} here" if tool is None else "no GPU")
     call = f"from {__name__} import run_sanitized; run_sanitized({spec.key()!r}, {variant.key()!r})"
-    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-P", "-c", call]
+    command = [tool, "--tool", "memcheck", "--error-exitcode", str(FOUND), sys.executable, "-P", "-c", call]
     # Blocks that torch keeps and gives out again would hide what stands beside a tensor.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
@@ -136,6 +138,9 @@ def sanitize(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> CaseResult:
         return CaseResult(case.name, "not run", reason=f"it took more than {SANITIZER_LIMIT_S:.0f} s")
     if not done.returncode:
         return CaseResult(case.name, "passed")
+    if done.returncode != FOUND:
+        # It may not be allowed to attach, or have no memory: that says nothing of the variant.
+        return CaseResult(case.name, "not run", reason=f"it ended with status {done.returncode}")
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
     errors = (line.strip("= ") for line in lines if "error" in line.lower() or "invalid" in line.lower())
     return CaseResult(case.name, "failed", reason=next(errors, f"status {done.returncode}")[:REASON_LENGTH])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,6 +78,19 @@ def test_a_pass_elsewhere_says_nothing_and_a_failure_does(store: Store, quick: B
     assert store.best_configs() == [replace(quick, full_check=True)]
 
 
+def test_a_failure_that_comes_after_a_pass_counts(store: Store, quick: BestConfig):
+    store.put_best(quick)
+    store.put_full_check(full_check(quick), full_check(quick, FAILED, day=2, kernel_hash="new"))
+    with pytest.warns(UserWarning, match="is set aside"):
+        assert store.best_configs() == []
+
+
+def test_a_failure_from_before_a_config_was_measured_says_nothing(store: Store, quick: BestConfig):
+    store.put_best(replace(quick, measured_at="2026-12-05T00:00:00+00:00"))
+    store.put_full_check(full_check(quick, FAILED, kernel_hash="old"))
+    assert len(store.best_configs()) == 1
+
+
 def test_of_failures_elsewhere_the_latest_check_decides(store: Store, quick: BestConfig):
     store.put_best(quick)
     store.put_full_check(full_check(quick, FAILED, triton="3.6.0"), full_check(quick, day=2, triton="3.7.0"))
@@ -102,6 +116,16 @@ def test_what_failed_is_not_served(store: Store, make_config: Make):
     assert config not in table.configs
     answer = table.lookup(config.shape.spec, Batch.parse(config.batch), 16, config.gpu)
     assert answer.origin != "database"
+
+
+def test_what_failed_here_is_not_served_although_it_ships(
+    store: Store, make_config: Make, monkeypatch: pytest.MonkeyPatch
+):
+    config = make_config()
+    store.put_full_check(full_check(config, PASSED, FAILED))
+    monkeypatch.setattr(importlib.import_module("attention_tuner.db.lookup"), "shipped_configs", lambda gpu: [config])
+    with pytest.warns(UserWarning, match="is set aside"):
+        assert load_table(store.name).configs == ()
 
 
 def test_an_imported_pass_holds_without_a_check(store: Store, make_config: Make):

@@ -57,7 +57,7 @@ PERSISTENT = st.builds(
 )  # fmt: skip
 
 interpreted = settings(
-    deadline=None, max_examples=40, derandomize=True,
+    deadline=None, max_examples=24, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

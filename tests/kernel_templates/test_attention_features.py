@@ -214,6 +214,16 @@ def test_a_tensor_that_the_layer_needs_and_lacks_is_named(field: str, values: di
         launcher.run(tensors)
 
 
+@pytest.mark.parametrize("wrong", [torch.ones(1).expand(2), torch.ones(2, dtype=torch.bfloat16), torch.ones(4)[::2]])
+def test_a_tensor_that_is_no_row_of_its_dtype_is_refused(wrong: torch.Tensor):
+    spec, batch = AttentionSpec(4, 2, 32, kv_dtype="float8_e5m2"), Batch.parse("1x1@9")
+    tensors = dataclasses.replace(Checker(spec, batch, 16, "cpu").tensors, k_scale=wrong)
+    launcher = make_launcher(variant_of("fused", 16, block_n=16), spec, INTERPRETER)
+    launcher.plan(batch, "cpu")
+    with pytest.raises(SpecError, match=r"the tensor 'k_scale' must be contiguous in torch\.float32, not"):
+        launcher.run(tensors)
+
+
 GPU_LAYERS = [
     AttentionSpec(32, 16, 256, sliding_window=4096, logits_soft_cap=50.0),
     AttentionSpec(64, 8, 64, sliding_window=128, has_sinks=True),

@@ -12,6 +12,7 @@ from attention_tuner.kernel_templates.spec import (
     FP8_DTYPES,
     FP8_QUERY_DTYPES,
     HEAD_DIMS,
+    MAX_FLOAT32_SOFT_CAP,
     MAX_SOFT_CAP,
     MIN_SOFT_CAP,
     AttentionSpec,
@@ -21,7 +22,9 @@ CACHES = st.sampled_from(
     [(dtype, "auto") for dtype in DTYPES] + [(dtype, kv) for dtype in FP8_QUERY_DTYPES for kv in FP8_DTYPES]
 )
 SPECS = st.builds(
-    lambda kv, group, dim, dtypes, **features: AttentionSpec(kv * group, kv, dim, *dtypes, **features),
+    lambda kv, group, dim, dtypes, logits_soft_cap, **features: AttentionSpec(
+        kv * group, kv, dim, *dtypes, logits_soft_cap=logits_soft_cap and min(
+            logits_soft_cap, MAX_FLOAT32_SOFT_CAP if dtypes[0] == "float32" else MAX_SOFT_CAP), **features),
     st.integers(1, 16), st.integers(1, 128), st.sampled_from(HEAD_DIMS), CACHES,
     scale=st.none() | st.floats(1e-3, 1e3),
     sliding_window=st.none() | st.integers(1, 2**20),
@@ -113,3 +116,9 @@ def test_sizes_are_those_of_the_dtypes(dtype: str, kv_dtype: str, cache_dtype: s
     assert (spec.element_bytes, spec.kv_element_bytes) == sizes
     assert spec.cache_dtype == cache_dtype
     assert spec.has_fp8_cache == (kv_dtype != "auto")
+
+
+def test_a_soft_cap_is_small_enough_for_the_digits_of_the_dtype():
+    assert AttentionSpec(**VALUES, logits_soft_cap=MAX_SOFT_CAP).logits_soft_cap == MAX_SOFT_CAP
+    with pytest.raises(SpecError, match=r"the logits soft cap must be from 0\.001 to 50 for float32, not 50\.5"):
+        AttentionSpec(**VALUES, dtype="float32", logits_soft_cap=50.5)

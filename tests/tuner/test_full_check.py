@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
+from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.full_check import (
@@ -93,6 +94,15 @@ def test_offsets_are_past_what_32_bits_hold(spec: AttentionSpec) -> None:
 
 def test_partial_results_that_stay_few_are_not_asked_for() -> None:
     assert [case.past for case in cases_of(SPEC, variant(num_segments=1)) if case.skip] == ["partials"]
+
+
+def test_a_log_sum_exp_is_asked_only_of_templates_that_write_it() -> None:
+    likely = candidates(H200_LAYER, BatchBucket.of(Batch.parse("4x1@99")), 16, TARGETS["sm_90"])
+    skipped = {
+        v.template: {case.name for case in cases_of(H200_LAYER, v) if case.skip == "its template writes none"}
+        for v in likely
+    }
+    assert skipped == {"gluon_hopper": {"log-sum-exp", "log-sum-exp, large batch"}, "fused": set()}
 
 
 def test_the_interpreter_takes_seconds_for_a_small_layer() -> None:

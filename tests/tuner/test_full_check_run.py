@@ -141,7 +141,7 @@ def test_without_the_tool_nothing_is_sanitized(monkeypatch: pytest.MonkeyPatch) 
     (0, "========= ERROR SUMMARY: 0 errors", ("passed", "")),
     (9, "========= COMPUTE-SANITIZER\n========= Invalid __global__ read of size 2 bytes\n",
      ("failed", "Invalid __global__ read of size 2 bytes")),
-    (1, "", ("failed", "status 1")),
+    (1, "", ("not run", "it ended with status 1")),
 ])
 def test_what_the_tool_says_is_told(
     monkeypatch: pytest.MonkeyPatch, status: int, said: str, expected: tuple[str, str]

@@ -168,7 +168,7 @@ def test_what_is_told_twice_counts_once() -> None:
     assert variant is not None
     study.tell(outcome(variant))
     study.tell(failure(variant))
-    assert len(explore(study, 10 * len(combinations()))) == len(combinations()) - 1
+    assert len(explore(study, 2 * len(combinations()))) == len(combinations()) - 1
 
 
 def test_no_variants_no_answer() -> None:
@@ -232,6 +232,6 @@ def test_a_variant_can_be_claimed_out_of_turn_once() -> None:
     assert not study.claim(Variant.of("three", 16, {"x": 1}))
     study.tell(outcome(valid[5]))
     assert not study.claim(valid[5])
-    asked = explore(study, 10 * len(valid))
+    asked = explore(study, 2 * len(valid))
     assert len(asked) == len(valid) - 2
     assert not {valid[4], valid[5]} & set(asked)
