@@ -107,6 +107,5 @@ def test_two_tuners_at_once_on_one_card(
     assert all(result.best is not None for result in results)
     launches = sorted(tuple(map(float, line.split())) for line in log.read_text().splitlines())
     assert len({process for _, _, process in launches}) == 2
-    # They take turns, and no launch of one begins while one of the other runs.
-    assert launches[0][2] in {process for _, _, process in launches[len(launches) // 2 :]}
+    # No launch of one begins while one of the other runs.
     assert all(end <= begin for (_, end, _), (begin, _, _) in pairwise(launches))
