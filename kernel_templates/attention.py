@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from .arithmetic import LOG2_E, LOWEST, dot, load_tile, logits, narrow
-from .batch import SHORT_QUERY
+from .batch import SHORT_QUERY, TREE_TOKENS
 from .combine import MERGE, merge_if_last, write_rows
-from .plan import ITEM_FIELDS, TREE_TOKENS
+from .plan import ITEM_FIELDS
 
 ITEM: tl.constexpr = tl.constexpr(ITEM_FIELDS)
 SHORT_TOKENS: tl.constexpr = tl.constexpr(SHORT_QUERY)

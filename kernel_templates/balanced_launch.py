@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 
 from .batch import Batch
-from .limits import Body
 from .plan import WorkList, balanced_segments, equal_segments, work_list
 from .work_list_launch import KernelConstants, WorkListLauncher
 
@@ -16,16 +15,9 @@ class BalancedLauncher(WorkListLauncher):
 
     def make_constants(self) -> KernelConstants:
         """The two bodies, which are one when their shapes agree."""
-        v = self.variant
-        return KernelConstants(
-            Body(v.number("block_m"), v.number("block_n")),
-            Body(v.number("decode_block_m"), v.number("decode_block_n")),
-            num_warps=v.number("num_warps"),
-            num_stages=v.number("num_stages"),
-            tma=v.text("kv_load") == "tma",
-            heads_first=v.text("order") == "heads",
-            partials=getattr(torch, v.text("partials")),
-            last_merges=v.text("reduction") == "last_program",
+        partials, reduction = self.variant.text("partials"), self.variant.text("reduction")
+        return KernelConstants.of_two_bodies(
+            self.variant, partials=getattr(torch, partials), last_merges=reduction == "last_program"
         )
 
     def work_list(self, batch: Batch) -> WorkList:

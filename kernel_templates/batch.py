@@ -12,6 +12,8 @@ from .spec import AttentionSpec
 
 # A sequence with at most this many query tokens is decode or verification: memory-bound, on small tiles.
 SHORT_QUERY = 8
+# A sequence of 2 to so many query tokens heeds a tree mask, a word for each token; one of more is causal.
+TREE_TOKENS = 64
 
 # Far beyond any engine's, so that a slip of the finger is told instead of filling the memory.
 MAX_SEQUENCES = 2**16

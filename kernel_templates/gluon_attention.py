@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .arithmetic import LOWEST
 from .batch import SHORT_QUERY
 from .gluon_compat import barrier, copy_to_shared, load_to_shared
 from .plan import ITEM_FIELDS
@@ -30,8 +31,6 @@ SHORT_TOKENS: gl.constexpr = gl.constexpr(SHORT_QUERY)
 ROWS: gl.constexpr = gl.constexpr(64)
 # Registers that three warpgroups have together for each thread of one: what loads gets what two that compute leave.
 REGISTERS_OF_ALL: gl.constexpr = gl.constexpr(504)
-# Finite, so that a row that sees no key of an item has weight 0 and not NaN.
-LOWEST: gl.constexpr = gl.constexpr(-1.0e30)
 
 
 @gluon.jit

@@ -15,7 +15,7 @@ import random
 
 import torch
 
-from .batch import Batch
+from .batch import TREE_TOKENS, Batch
 from .launch import Tensors, query_start_locs
 from .needles import (
     LATTICE_KEYS,
@@ -27,7 +27,6 @@ from .needles import (
     plant_queries,
     query_size,
 )
-from .reference import TREE_TOKENS
 from .spec import AttentionSpec
 
 # Elements: a multiple of the 16 bytes that rows must be apart for TMA.

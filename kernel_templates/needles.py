@@ -31,9 +31,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .batch import Batch
+from .batch import TREE_TOKENS, Batch
 from .launch import query_start_locs
-from .reference import TREE_TOKENS
 from .spec import AttentionSpec
 
 LATTICE_STEP = 16

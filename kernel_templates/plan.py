@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import MAX_TOKENS, SHORT_QUERY, Batch
+from .batch import MAX_TOKENS, SHORT_QUERY, TREE_TOKENS, Batch
 from .limits import Body
 
 IntArray = NDArray[np.int32]
@@ -35,9 +35,6 @@ TILE_FIELDS = ITEM_FIELDS + 10
 # An entry of the reduction is such a row up to _ROWS, of which its kernel reads where the sequence's tokens start in q,
 # its rows, the entry's first row, the first partial result's row, how many there are, and the rows between them.
 ENTRY_FIELDS = _ROWS + 1
-
-# Sequences of 2 to so many query tokens heed a tree mask.
-TREE_TOKENS = 64
 
 # The rank of long sequences: below minus any number of keys that a memory holds.
 _LONG_FIRST = -(2**30)

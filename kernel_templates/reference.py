@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .batch import Batch
+from .batch import TREE_TOKENS, Batch
 from .launch import Tensors, query_start_locs
 from .spec import AttentionSpec
 
@@ -26,8 +26,6 @@ from .spec import AttentionSpec
 MAX_SCORES = 2**25
 # Rows of one block: few enough that a long prefill skips most of the keys that its first rows cannot see.
 MAX_ROWS = 1024
-# Sequences of more query tokens than the bits of a word are causal.
-TREE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)

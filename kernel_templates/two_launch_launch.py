@@ -9,7 +9,6 @@ import torch
 
 from .batch import Batch
 from .launch import Tensors
-from .limits import Body
 from .plan import WorkList, balanced_by_part, equal_segments, work_list
 from .work_list_launch import KernelConstants, WorkListLauncher
 
@@ -22,15 +21,7 @@ class TwoLaunchLauncher(WorkListLauncher):
 
     def make_constants(self) -> KernelConstants:
         """The two bodies, with the warps of the launch for long sequences."""
-        v = self.variant
-        return KernelConstants(
-            Body(v.number("block_m"), v.number("block_n")),
-            Body(v.number("decode_block_m"), v.number("decode_block_n")),
-            num_warps=v.number("num_warps"),
-            num_stages=v.number("num_stages"),
-            tma=v.text("kv_load") == "tma",
-            heads_first=v.text("order") == "heads",
-        )
+        return KernelConstants.of_two_bodies(self.variant)
 
     @property
     def num_balanced(self) -> float:

@@ -53,6 +53,19 @@ class KernelConstants:
     partials: torch.dtype = torch.float32
     last_merges: bool = False
 
+    @classmethod
+    def of_two_bodies(cls, variant: Variant, **more: Any) -> KernelConstants:
+        """Those of a variant with a body for long sequences and one for short ones, which may be the same."""
+        return cls(
+            Body(variant.number("block_m"), variant.number("block_n")),
+            Body(variant.number("decode_block_m"), variant.number("decode_block_n")),
+            num_warps=variant.number("num_warps"),
+            num_stages=variant.number("num_stages"),
+            tma=variant.text("kv_load") == "tma",
+            heads_first=variant.text("order") == "heads",
+            **more,
+        )
+
 
 class WorkListLauncher(Launcher):
     """A launcher that plans a work list on the host. A template says its bodies and how it cuts the batch."""

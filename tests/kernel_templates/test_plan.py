@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_tuner.kernel_templates.batch import SHORT_QUERY, Batch
+from attention_tuner.kernel_templates.batch import SHORT_QUERY, TREE_TOKENS, Batch
 from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.plan import (
-    TREE_TOKENS,
     WorkList,
     balanced_by_part,
     balanced_segments,
