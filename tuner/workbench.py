@@ -71,7 +71,7 @@ class Workbench:
         if self.gpu.is_interpreter:
             regime = Regime("interpreter")
         buffers = self.buffers(regime)
-        watch = Stopwatch(launcher.run, buffers, regime, self._flush(len(buffers), regime))
+        watch = Stopwatch(launcher.run, buffers, regime, self.flush(len(buffers), regime))
         if launcher.padded and watch.regime.capture == "eager":
             launcher.padded = False
             launcher.plan(self.task.batch, self.device)
@@ -90,7 +90,7 @@ class Workbench:
             self._buffers.append(self._make_buffer())
         return self._buffers[:count]
 
-    def _flush(self, count: int, regime: Regime) -> Callable[[], object] | None:
+    def flush(self, count: int, regime: Regime) -> Callable[[], object] | None:
         """What evicts L2, where `count` sets do not exceed it twice; a read, so that nothing is left to write back."""
         touched, _ = minimum_traffic(self.task.spec, self.task.batch)
         if self.gpu.is_interpreter or regime.l2 == "warm" or count * touched >= 2 * self.gpu.l2_bytes:
