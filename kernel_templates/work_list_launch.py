@@ -114,6 +114,11 @@ class WorkListLauncher(Launcher):
         """Rows that one program of the reduction merges; 0 where the last program of a tile does it."""
         return 0 if self.constants.last_merges else COMBINE_ROWS
 
+    @property
+    def overlaps_reduction(self) -> bool:
+        """Whether the reduction is launched while the attention kernel runs: programmatic dependent launch (PDL)."""
+        return self.gpu.capability >= (9, 0) and not self.constants.last_merges
+
     def room(self, limit: Limit) -> Room:
         """The room for every batch within `limit`: balanced by `waves`, else in `num_segments` segments."""
         if self.num_balanced:
@@ -240,7 +245,7 @@ class WorkListLauncher(Launcher):
             "WINDOW": min(spec.sliding_window or 0, MAX_TOKENS), "SOFT_CAP": spec.logits_soft_cap,
             "LONG_M": c.long.block_m, "LONG_N": c.long.block_n, "SHORT_M": c.short.block_m, "SHORT_N": c.short.block_n,
             "STAGES": c.num_stages, "TMA": c.tma, "LAST_MERGES": c.last_merges, "WIDEN": self._widen,
-            "num_warps": c.num_warps, "num_stages": c.num_stages,
+            "PDL": self.overlaps_reduction, "num_warps": c.num_warps, "num_stages": c.num_stages,
         }  # fmt: skip
 
     def _start_combine(self, t: Tensors) -> None:
@@ -248,7 +253,10 @@ class WorkListLauncher(Launcher):
         arguments = (self._entries, self._counts, t.out, *self._partial, self._partial[1].stride(0),
                      features_of(t, spec), *t.out.stride()[:2])
         constants = {"GROUP": spec.group_size, "VALUE_DIM": spec.value_dim, "ROWS": COMBINE_ROWS,
-                     "PARTIALS": COMBINE_PARTIALS, "WIDEN": self._widen, "num_warps": COMBINE_WARPS}  # fmt: skip
+                     "PARTIALS": COMBINE_PARTIALS, "WIDEN": self._widen, "PDL": self.overlaps_reduction,
+                     "num_warps": COMBINE_WARPS}  # fmt: skip
+        if self.overlaps_reduction:
+            constants["launch_pdl"] = True
         self.start(combine_kernel, (self._num_entries, spec.num_kv_heads), arguments, constants)
 
     def _descriptors(self, tensors: Tensors, constants: KernelConstants) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ import torch
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import BatchError
-from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.launch import Launcher, make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
@@ -143,6 +143,23 @@ def test_the_key_is_of_what_was_planned_last_and_not_of_what_was_there_before():
     assert launcher.launch_key() != before
     launcher.plan(Batch.parse("3x1@100"), "cpu")
     assert launcher.launch_key() == before
+
+
+@pytest.mark.parametrize(("target", "reduction", "overlaps"), [
+    ("sm_80", "kernel", False), ("sm_90", "kernel", True), ("sm_90", "last_program", False), ("sm_120", "kernel", True),
+])  # fmt: skip
+def test_the_reduction_is_launched_early_where_there_is_one_and_the_gpu_can(
+    target: str, reduction: str, overlaps: bool
+):
+    spec = AttentionSpec(4, 2, 64, "float16")
+    launcher = make_launcher(Variant.of("fused", 16, GRID_BY_HEADS | {"reduction": reduction}), spec, TARGETS[target])
+    found: list[dict[str, Any]] = []
+    launcher.start = lambda kernel, grid, arguments, constants: found.append(constants)
+    launcher.plan(Batch.parse("1x1@5000"), "cpu")
+    launcher.run(Checker(spec, Batch.parse("1x1@5"), 16, "cpu").tensors)
+    assert [each["PDL"] for each in found] == [overlaps] * (1 if reduction == "last_program" else 2)
+    # Triton's interpreter, and older Tritons, need not know the word.
+    assert [each.get("launch_pdl", False) for each in found] == [False, overlaps][: len(found)]
 
 
 @pytest.mark.parametrize("seed", range(3))
