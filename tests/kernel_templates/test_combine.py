@@ -18,9 +18,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 GROUP = 2
 
 
-@given(st.integers(1, 20), st.integers(1, 5), st.integers(0, 999), st.sampled_from((64, 40)))
+@given(
+    st.integers(1, 20), st.integers(1, 5), st.integers(0, 999), st.sampled_from((64, 40)), st.sampled_from((1, 2, 4))
+)
 @settings(deadline=None, max_examples=20, derandomize=True)
-def test_segments_merge_to_the_softmax_over_all_of_them(num_segments: int, tokens: int, seed: int, value_dim: int):
+def test_segments_merge_to_the_softmax_over_all_of_them(
+    num_segments: int, tokens: int, seed: int, value_dim: int, rows_per_program: int
+):
     draw = torch.Generator().manual_seed(seed)
     rows, heads = tokens * GROUP, 2
     scores = 30 * torch.randn(heads, num_segments, rows, 7, generator=draw)
@@ -32,15 +36,15 @@ def test_segments_merge_to_the_softmax_over_all_of_them(num_segments: int, token
     features = Features(*[None] * 5, lse=lse, stride_lse=heads * GROUP)
     flat = (heads, num_segments * rows)
     out = torch.full((tokens, heads * GROUP, value_dim), torch.nan, dtype=torch.float16)
-    rows_per_program = 4
-    entries = [[0, -1, rows, first, *[-1] * 4, first, num_segments, rows] for first in range(0, rows, rows_per_program)]
+    rows_per_entry = 4
+    entries = [[0, -1, rows, first, *[-1] * 4, first, num_segments, rows] for first in range(0, rows, rows_per_entry)]
     # One program past the list, and an entry there that nobody is to use.
     padded = [*entries, [0, -1, rows, rows, *[-1] * 4, 0, num_segments, rows]]
-    combine_kernel[len(padded), heads](
+    combine_kernel[len(padded), heads, rows_per_entry // rows_per_program](
         torch.tensor(padded, dtype=torch.int32), torch.tensor([0, len(entries)], dtype=torch.int32), out,
         partial_out.reshape(*flat, value_dim), maxima.reshape(flat), weights.sum(-1).reshape(flat), flat[1],
-        features, *out.stride()[:2], GROUP=GROUP, VALUE_DIM=value_dim, ROWS=rows_per_program, PARTIALS=8, WIDEN=False,
-        PDL=False,
+        features, *out.stride()[:2], GROUP=GROUP, VALUE_DIM=value_dim, ROWS=rows_per_program,
+        PARTIALS=32 // rows_per_program, WIDEN=False, PDL=False,
     )  # fmt: skip
     joined = torch.softmax(scores.double().permute(0, 2, 1, 3).flatten(2) * np.log(2), -1)
     expected = joined @ values.double().flatten(1, 2)

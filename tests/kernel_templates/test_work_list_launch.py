@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 import torch
 
+from attention_tuner.kernel_templates import work_list_launch
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
@@ -160,6 +161,21 @@ def test_the_reduction_is_launched_early_where_there_is_one_and_the_gpu_can(
     assert [each["PDL"] for each in found] == [overlaps] * (1 if reduction == "last_program" else 2)
     # Triton's interpreter, and older Tritons, need not know the word.
     assert [each.get("launch_pdl", False) for each in found] == [False, overlaps][: len(found)]
+
+
+@pytest.mark.parametrize(("text", "rows"), [("1x1@60000", 1), ("32x1@60000", 1), ("33x1@60000", 4), ("1x512@6000", 4)])
+def test_a_row_has_a_program_of_its_own_where_all_run_at_once(text: str, rows: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
+    monkeypatch.setattr(work_list_launch, "COMBINE_ROWS", 4)
+    for padded in (False, True):
+        launcher = make_launcher(SPLIT, AttentionSpec(32, 8, 64), TARGETS["sm_90"])
+        launcher.padded = padded
+        found: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+        launcher.start = lambda kernel, grid, arguments, constants, found=found: found.append((grid, constants))
+        launcher.plan(Batch.parse(text), "cpu")
+        launcher.run(Checker(AttentionSpec(32, 8, 64), Batch.parse("1x1@5"), 16, "cpu").tensors)
+        _, ((_, _, shares), constants) = found
+        assert (constants["ROWS"], shares) == (rows, 4 // rows)
 
 
 @pytest.mark.parametrize("seed", range(3))
