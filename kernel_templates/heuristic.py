@@ -52,9 +52,10 @@ _HOPPER_HYBRID = (
     (128, 3, 2, 2, "heads", "interleaved", "grid"),
     (128, 2, 1, 1, "items", "long_first", "persistent"),
     (128, 3, 4, 1, "items", "long_first", "dynamic"),
-    (128, 2, 2, 1, "items", "long_first", "dynamic"),
+    # A multiprocessor reads or multiplies: units of both kinds run side by side, and whoever is done takes the next.
+    (128, 3, 2, 2, "heads", "interleaved", "dynamic"),
+    (128, 3, 2, 4, "items", "long_first", "dynamic"),
     (64, 6, 4, 1, "items", "long_first", "grid"),
-    (64, 2, 4, 1, "items", "long_first", "grid"),
 )
 _HOPPER_LONG = (
     (128, 2, 1, 1, "items", "long_first", "grid"),
@@ -92,11 +93,14 @@ def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gp
 
 
 def _hopper(bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
+    """Variants of `gluon_hopper`, in pairs as those of `_fused`."""
     names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch", "reduction")
     rest = {"registers": 240, "partials": "float32", "reduction": "kernel"}
     has_long, has_short = bucket.has_part("long"), bucket.has_part("short")
     for row in _HOPPER_HYBRID if has_long and has_short else _HOPPER_LONG if has_long else _HOPPER_SHORT:
-        yield (Variant.of("gluon_hopper", page_size, {**rest, **dict(zip(names, row, strict=False))}),)
+        variant = Variant.of("gluon_hopper", page_size, {**rest, **dict(zip(names, row, strict=False))})
+        # Tiles of large heads leave room for no more.
+        yield variant, variant.replace(num_stages=2)
 
 
 def _fused(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
