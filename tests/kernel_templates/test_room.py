@@ -39,8 +39,8 @@ def test_there_is_room_for_every_batch_within_the_limit(
         batch.num_seqs + more_seqs, batch.num_tokens + more_tokens, group, long, short, combine_rows, partials
     )
     tiles = cut_tiles(batch, group, long, short, window, has_tree_mask)
-    assert len(tiles.rows) <= limit.tiles
-    assert tiles.rows.max() <= max(limit.tile_rows)
+    assert len(tiles.cut.rows) <= limit.tiles
+    assert tiles.cut.rows.max() <= max(limit.tile_rows)
     for room, segments in (
         (limit.balanced(num_items), balanced_segments(tiles, num_items, weight)),
         (limit.balanced(2 * num_items), balanced_by_part(tiles, num_items)),
