@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +46,12 @@ FieldArray = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTiles:
-    """The tiles of a batch's query rows, sequence by sequence, whatever the contexts; each column is [n], read-only.
+    """The tiles of a batch's query rows, sequence by sequence, whatever the contexts; each column is [n].
 
-    fields [n, 8]: an item each that writes the output, without what depends on the context. seq: its sequence.
-    is_long: whether that is a long one. first_row, rows: of the tile. seen: query tokens that its last row sees.
-    block_n: the keys of its key tiles, one number where all agree. `num_tokens` are the query tokens of the batch.
+    They are kept for later steps, and never written again. fields [n, 8]: an item each that writes the output, without
+    what depends on the context. seq: its sequence. is_long: whether that is a long one. rank: as `_LONG_FIRST` says.
+    first_row, rows: of the tile. seen: query tokens that its last row sees. block_n: the keys of its key tiles, one
+    number where all agree. `num_tokens` are the query tokens of the batch.
     """
 
     fields: FieldArray
@@ -162,7 +163,6 @@ def _cut_rows(query_lens: bytes, group_size: int, long: Body, short: Body) -> Ro
     rows, seen = stop_row - first_row, _ceil_div(stop_row, group_size)
     block_n = _of_body(is_long, long.block_n, short.block_n)
     rank = is_long * _LONG_FIRST
-    _freeze(fields, seq, is_long, rank, first_row, rows, seen, block_n)
     return RowTiles(fields, seq, is_long, rank, first_row, rows, seen, block_n, num_tokens)
 
 
@@ -278,13 +278,13 @@ def _entries(cut: RowTiles, partials: Partials, combine_rows: int) -> FieldArray
 
 @functools.lru_cache(maxsize=_KEPT)
 def _row_blocks(cut: RowTiles, combine_rows: int) -> tuple[IntArray, IntArray, FieldArray]:
-    """All tiles in blocks of `combine_rows` rows: the tile of each, its first row there, and an entry."""
+    """All tiles in blocks of `combine_rows` rows: the tile of each, its first row there, its entry if it is split."""
     tile, number = _repeat(_ceil_div(cut.rows, combine_rows))
     offset = number * combine_rows
-    blocks = np.zeros((len(tile), ENTRY_FIELDS), np.int32)
-    blocks[:, :ITEM_FIELDS] = cut.fields.take(tile, 0)
-    blocks[:, _FIRST_ROW], blocks[:, _ROWS] = cut.first_row.take(tile) + offset, cut.rows.take(tile)
-    _freeze(tile, offset, blocks)
+    fields = np.zeros((len(cut.rows), ENTRY_FIELDS), np.int32)
+    fields[:, :ITEM_FIELDS], fields[:, _ROWS] = cut.fields, cut.rows
+    blocks = fields.take(tile, 0)
+    blocks[:, _FIRST_ROW] += offset.astype(np.int32)
     return tile, offset, blocks
 
 
@@ -314,10 +314,3 @@ def _of_body(is_long: NDArray[np.bool_], long: int, short: int) -> IntArray | in
 
 def _ceil_div(a: IntArray, b: IntArray | int) -> IntArray:
     return -(a // -b)
-
-
-def _freeze(*columns: NDArray[Any] | int) -> None:
-    """Make arrays that are kept read-only."""
-    for column in columns:
-        if isinstance(column, np.ndarray):
-            column.flags.writeable = False

@@ -1,5 +1,7 @@
 """What is reserved is enough for every batch within the limit, whatever its lengths."""
 
+import dataclasses
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,3 +62,10 @@ def test_the_room_for_a_served_batch_is_no_more_than_a_few_times_what_it_takes()
     assert room.items <= 3 * work.items
     assert room.entries <= 4 * work.entries
     assert room.partial_rows <= 6 * work.partial_rows
+
+
+def test_partial_results_of_many_tokens_take_what_the_items_can_write_and_not_what_the_tokens_could():
+    limit = Limit(256, 8192, 4, Body(128, 64), Body(16, 64), 4)
+    # 66 shares of a tall tile, and one more of each tile that is cut.
+    assert limit.balanced(66).partial_rows == 2 * 66 * 128
+    assert dataclasses.replace(limit, num_tokens=767).balanced(66).partial_rows == 66 * 128 + 767 * 4
