@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from .batch import Batch
+from .lengths import Lengths
 from .plan import WorkList, balanced_segments, equal_segments, work_list
 from .work_list_launch import KernelConstants, WorkListLauncher
 
@@ -20,7 +21,7 @@ class BalancedLauncher(WorkListLauncher):
             self.variant, partials=getattr(torch, partials), last_merges=reduction == "last_program"
         )
 
-    def work_list(self, batch: Batch) -> WorkList:
+    def work_list(self, batch: Batch | Lengths) -> WorkList:
         """Key ranges for `waves` programs a multiprocessor."""
         tiles = self.tiles(batch)
         segments = equal_segments(tiles, 1)

@@ -15,6 +15,7 @@ from .errors import VariantError
 from .gluon_attention import gluon_attention_kernel
 from .gluon_hopper import LONG_ROWS, SHORT_ROWS
 from .launch import LOG2_E, Tensors
+from .lengths import Lengths
 from .limits import Body
 from .plan import WorkList, balanced_segments, equal_segments, work_list
 from .room import Room
@@ -44,7 +45,7 @@ class GluonHopperLauncher(WorkListLauncher):
             last_merges=v.text("reduction") == "last_program",
         )
 
-    def work_list(self, batch: Batch) -> WorkList:
+    def work_list(self, batch: Batch | Lengths) -> WorkList:
         """Key ranges of about equal cost."""
         tiles = self.tiles(batch)
         segments = equal_segments(tiles, 1)

@@ -9,6 +9,7 @@ import torch
 
 from .batch import Batch
 from .launch import Tensors
+from .lengths import Lengths
 from .plan import WorkList, balanced_by_part, equal_segments, work_list
 from .work_list_launch import KernelConstants, WorkListLauncher
 
@@ -28,13 +29,13 @@ class TwoLaunchLauncher(WorkListLauncher):
         """As many items for each launch as fill the GPU."""
         return 2 * super().num_balanced
 
-    def work_list(self, batch: Batch) -> WorkList:
+    def work_list(self, batch: Batch | Lengths) -> WorkList:
         """Key ranges for `waves` programs a multiprocessor in each launch, those of long sequences first."""
         tiles = self.tiles(batch)
         segments = balanced_by_part(tiles, self.num_balanced / 2) if self.num_balanced else equal_segments(tiles, 1)
         return work_list(tiles, segments, self.combine_rows)
 
-    def plan(self, batch: Batch, device: torch.device | str) -> None:
+    def plan(self, batch: Batch | Lengths, device: torch.device | str) -> None:
         """See `WorkListLauncher.plan`."""
         super().plan(batch, device)
         # Grids that are padded do not shrink.

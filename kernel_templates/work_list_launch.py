@@ -17,6 +17,7 @@ from .combine import combine_kernel
 from .errors import BatchError
 from .gpu import Gpu
 from .launch import LOG2_E, Launcher, Tensors, features_of
+from .lengths import Lengths
 from .limits import Body
 from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, Tiles, WorkList, cut_tiles
 from .room import Limit, Room
@@ -96,10 +97,10 @@ class WorkListLauncher(Launcher):
         """The constants of the kernel for this variant."""
 
     @abc.abstractmethod
-    def work_list(self, batch: Batch) -> WorkList:
+    def work_list(self, batch: Batch | Lengths) -> WorkList:
         """The work list of `batch`."""
 
-    def tiles(self, batch: Batch) -> Tiles:
+    def tiles(self, batch: Batch | Lengths) -> Tiles:
         """The tiles of `batch`, in the shapes of the two bodies."""
         c, spec = self.constants, self.spec
         return cut_tiles(batch, spec.group_size, c.long, c.short, spec.sliding_window, spec.has_tree_mask)
@@ -134,7 +135,7 @@ class WorkListLauncher(Launcher):
         self._make_room(self.room(limit), device)
         super().reserve(num_seqs, num_tokens, device)
 
-    def plan(self, batch: Batch, device: torch.device | str) -> None:
+    def plan(self, batch: Batch | Lengths, device: torch.device | str) -> None:
         """Write the work list of `batch` to `device` and make room for its partial results.
 
         Planning anew for a batch that the room is enough for changes no address and, when `padded`, no grid.
