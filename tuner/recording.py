@@ -41,6 +41,8 @@ VERSION = 1
 DIGITS = 6
 _COLUMNS = ("outcome", "samples_ms", "regime", "plan_ms", "worst_ratio", "stage", "reason", "seconds")
 
+_Code = tuple[StaticFacts | None, float]
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
@@ -187,16 +189,17 @@ def _row(recorded: Recorded, texts: _Table) -> tuple[Any, ...]:
             return kind, None, None, None, None, None, texts.place(reason), seconds
 
 
-def _read(document: Mapping[str, Any]) -> Recording:
-    gpu = document["gpu"]
+def _read(document: Any) -> Recording:
+    gpu: dict[str, Any] = document["gpu"]
+    gpu["capability"] = tuple(gpu["capability"])
     texts: Sequence[str] = document["texts"]
-    codes = [(each["facts"] and StaticFacts(*each["facts"]), float(each["compile_s"])) for each in document["codes"]]
+    codes = [_code_read(each["facts"], each["compile_s"]) for each in document["codes"]]
     variants: dict[int, Variant] = {}
     for group in document["variants"]:
         for number, values in zip(group["numbers"], group["values"], strict=True):
             pairs = tuple(zip(group["dimensions"], values, strict=True))
             variants[number] = Variant(group["template"], group["page_size"], pairs)
-    trials = {
+    trials: dict[Task, Mapping[Variant, Recorded]] = {
         Task(AttentionSpec.parse(task["spec"]), Batch.parse(task["batch"]), task["page_size"]):
             dict(_task_read(task, variants, codes, texts))
         for task in document["tasks"]
@@ -204,7 +207,7 @@ def _read(document: Mapping[str, Any]) -> Recording:
     first, last = document["recorded_at"]
     return Recording(
         grid=document["grid"],
-        gpu=Gpu(**{**gpu, "capability": tuple(gpu["capability"])}),
+        gpu=Gpu(**gpu),
         regime=Regime.parse(document["regime"]),
         environments={name: Environment(**each) for name, each in document["environments"].items()},
         recorded_at=(first, last),
@@ -212,14 +215,20 @@ def _read(document: Mapping[str, Any]) -> Recording:
     )
 
 
+def _code_read(facts: Any, compile_s: Any) -> _Code:
+    return None if facts is None else StaticFacts(*facts), float(compile_s)
+
+
 def _task_read(
-    task: Mapping[str, Any],
+    task: Any,
     variants: Mapping[int, Variant],
-    codes: Sequence[tuple[StaticFacts | None, float]],
+    codes: Sequence[_Code],
     texts: Sequence[str],
 ) -> Iterator[tuple[Variant, Recorded]]:
     rows: Iterable[tuple[Any, ...]] = zip(*(task[name] for name in _COLUMNS), strict=True)
-    for number, code, row in zip(task["variants"], task["codes"], rows, strict=True):
+    numbers: Sequence[int] = task["variants"]
+    of_codes: Sequence[int] = task["codes"]
+    for number, code, row in zip(numbers, of_codes, rows, strict=True):
         variant, (facts, compile_s) = variants[number], codes[code]
         yield variant, Recorded(_outcome(variant, row, texts), facts, compile_s, float(row[-1]))
 
