@@ -1,7 +1,7 @@
 """What each feature of a layer costs: the batches of a suite with one feature on at a time, checked and timed.
 
-The variants are the likeliest of the plain Triton templates, the same for every feature where they are valid, so that
-what differs is the feature. A window that hides nothing shows what windows cost, one of 1,024 keys what they save.
+The variant is the likeliest of template `fused`, the same for every feature where it is valid, so that what differs is
+the feature. A window that hides nothing shows what windows cost, one of 1,024 keys what they save.
 """
 
 from __future__ import annotations
@@ -42,19 +42,18 @@ FEATURES: dict[str, dict[str, Any]] = {
     "float16": {"dtype": "float16"},
     "float32": {"dtype": "float32"},
 }
-VARIANTS = 2
 SAMPLES = 7
 GRAPH = Regime("graph")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One feature on one batch, and the variants to try."""
+    """One feature on one batch, and the variant to run."""
 
     feature: str
     name: str
     task: Task
-    candidates: tuple[Candidate, ...]
+    candidate: Candidate
 
     @property
     def lse(self) -> bool:
@@ -68,26 +67,20 @@ def cells(loads: Iterable[Workload], page_size: int, gpu: Gpu) -> Iterator[Cell]
         for feature, fields in FEATURES.items():
             spec = replace(load.spec, **fields)
             likely = candidates(spec, BatchBucket.of(load.batch), page_size, gpu)
-            fused = [Candidate(variant, "heuristic") for variant in likely if variant.template == "fused"]
-            yield Cell(feature, load.name, Task(spec, load.batch, page_size), tuple(fused[:VARIANTS]))
+            fused = next(variant for variant in likely if variant.template == "fused")
+            yield Cell(feature, load.name, Task(spec, load.batch, page_size), Candidate(fused, "heuristic"))
 
 
 def measure(cell: Cell, gpu: Gpu) -> dict[str, Any]:
-    """The fastest right variant of a cell, and the worst error of all of them as a share of what is tolerated."""
-    task = cell.task
+    """The time of a cell's variant where it is right, and its worst error as a share of what is tolerated."""
+    task, variant = cell.task, cell.candidate.variant
     bench = Workbench(task, gpu)
     checker = Checker(task.spec, task.batch, task.page_size, bench.device, lse=cell.lse)
-    worst, times = 0.0, {}
-    for candidate in cell.candidates:
-        launcher, _ = bench.planned(candidate.variant, GRAPH)
-        check = checker.check(launcher)
-        worst = max(worst, check.worst_ratio)
-        if check.passed:
-            times[candidate.variant.key()] = statistics.median(_stopwatch(bench, launcher, cell).samples(SAMPLES))
-    best = min(times, key=times.__getitem__, default=None)
+    launcher, _ = bench.planned(variant, GRAPH)
+    check = checker.check(launcher)
+    ms = statistics.median(_stopwatch(bench, launcher, cell).samples(SAMPLES)) if check.passed else None
     return {"feature": cell.feature, "batch": cell.name, "spec": task.spec.key(), "page_size": task.page_size,
-            "error_of_tolerance": worst, "variant": best, "ms": None if best is None else times[best],
-            "all_ms": times}  # fmt: skip
+            "variant": variant.key(), "error_of_tolerance": check.worst_ratio, "ms": ms}  # fmt: skip
 
 
 def _stopwatch(bench: Workbench, launcher: Any, cell: Cell) -> Stopwatch[Tensors]:
@@ -105,7 +98,7 @@ def main(arguments: argparse.Namespace) -> None:
     asked = [load for load in workloads(arguments.interpreter) if load.name in (arguments.batches or [load.name])]
     asked_cells = list(cells(asked, arguments.page_size, gpu))
     if not gpu.is_interpreter:
-        compile_ahead({cell.task: cell.candidates for cell in asked_cells}, gpu)
+        compile_ahead({cell.task: [cell.candidate] for cell in asked_cells}, gpu)
     compiled_s = time.monotonic() - start
     rows: list[dict[str, Any]] = []
     for cell in asked_cells:
