@@ -209,21 +209,18 @@ def work_list(
     than `MAX_ROWS` rows of partial results.
     """
     cut = tiles.cut
-    if short_partials == 1 and num_segments.max() == 1:
+    is_cut = num_segments.max() > 1
+    if not is_cut and short_partials == 1:
         order, num_long = _order(tiles.keys, cut.rank, schedule)
         merges = _NO_MERGES if combine_rows else np.zeros((len(order), MERGE_FIELDS), np.int32)
         return WorkList(tiles.fields.take(order, 0), num_long, _NO_ENTRIES, merges, 0, cut.num_tokens)
-    key_tiles = tiles.key_tiles
-    per_segment = _ceil_div(key_tiles, num_segments)
-    num_segments = _ceil_div(key_tiles, per_segment)
+    length = tiles.keys
+    if is_cut:
+        key_tiles = tiles.key_tiles
+        per_segment = _ceil_div(key_tiles, num_segments)
+        num_segments, length = _ceil_div(key_tiles, per_segment), per_segment * cut.block_n
     partials = _partials(cut, num_segments, short_partials)
-    tile, number = _repeat(num_segments)
-    length = (per_segment * cut.block_n).take(tile)
-    offset = number * length
-    start, keys = tiles.start.take(tile) + offset, np.minimum(length, tiles.keys.take(tile) - offset)
-    items = tiles.fields.take(tile, 0)
-    items[:, _START], items[:, _STOP] = start, start + keys
-    items[:, _SLOT] = partials.slot.take(tile) + number * partials.step.take(tile)
+    tile, keys, items = _cut_keys(tiles, num_segments, length, partials)
     order, num_long = _order(keys, cut.rank.take(tile), schedule)
     entries, merges = _NO_ENTRIES, _NO_MERGES
     if combine_rows:
@@ -264,6 +261,20 @@ def _partials(cut: RowTiles, num_segments: IntArray, short_partials: int) -> Par
     if num_rows > MAX_ROWS:
         raise BatchError(f"cannot plan {num_rows} rows of partial results; accepted are up to {MAX_ROWS}")
     return Partials(num, np.where(is_split, ends - taken, -1), step, num_rows)
+
+
+def _cut_keys(
+    tiles: Tiles, num_segments: IntArray, length: IntArray, partials: Partials
+) -> tuple[IntArray, IntArray, FieldArray]:
+    """The items of tiles in segments of so many keys, tile by tile: the tile of each, its keys, and its fields."""
+    tile, number = _repeat(num_segments)
+    length = length.take(tile)
+    offset = number * length
+    start, keys = tiles.start.take(tile) + offset, np.minimum(length, tiles.keys.take(tile) - offset)
+    items = tiles.fields.take(tile, 0)
+    items[:, _START], items[:, _STOP] = start, start + keys
+    items[:, _SLOT] = partials.slot.take(tile) + number * partials.step.take(tile)
+    return tile, keys, items
 
 
 def _entries(cut: RowTiles, partials: Partials, combine_rows: int) -> FieldArray:
