@@ -42,8 +42,8 @@ _PLACE_BITS = 31
 class WorkList(NamedTuple):
     """What the kernels read, as `ITEM_FIELDS`, `ENTRY_FIELDS` and `MERGE_FIELDS` say.
 
-    items [n, 8], of which `num_long` are of long sequences; entries [m, 11] of the reduction, or without
-    one merges [n, 2], for each item; `partial_rows` rows of partial results per KV head; `num_tokens` query tokens.
+    items [n, 8], of which `num_long` are of long sequences; entries [m, 11] of the reduction, or without one
+    merges [n, 2], for each item; `partial_rows` rows of partial results per KV head; `num_tokens` query tokens.
     """
 
     items: FieldArray
