@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .kernel_templates.outcome import BestConfig as BestConfig
     from .kernel_templates.spec import AttentionSpec as AttentionSpec
     from .kernel_templates.variant import Variant as Variant
+    from .runtime.hybrid_attention import HybridAttention as HybridAttention
     from .tuner.run import Executor as Executor
     from .tuner.run import Settings as Settings
     from .tuner.task import Task as Task
@@ -40,6 +41,7 @@ __all__ = [
     "ConfigTable",
     "Executor",
     "Gpu",
+    "HybridAttention",
     "Settings",
     "Shape",
     "Store",
@@ -62,6 +64,7 @@ _HOMES = {
     "ConfigTable": ".db.table",
     "Executor": ".tuner.run",
     "Gpu": ".kernel_templates.gpu",
+    "HybridAttention": ".runtime.hybrid_attention",
     "Settings": ".tuner.run",
     "Shape": ".kernel_templates.batch",
     "Store": ".db.store",

@@ -16,6 +16,7 @@ from .gpu import Gpu
 from .spec import AttentionSpec
 from .template import template_of, why_invalid
 from .variant import Variant
+from .workspace import Workspace
 
 LOG2_E = 1.4426950408889634
 
@@ -89,7 +90,12 @@ class Launcher(abc.ABC):
     large enough. A captured graph reads the same addresses with the same grid for ever: call `reserve` with the largest
     batch that it is to serve, then `plan` and capture `run`; after each later `plan` the graph can be replayed.
     `padded`, false at first, makes room, and launches programs, for more than the planned batch, as such a graph would
-    have; it promises nothing. Raises `VariantError` when the variant is not valid here.
+    have; it promises nothing. `exact_grid`, false at first, launches no more programs than planned, whatever is
+    reserved: for launches that are not captured. `fixed_split`, None at first, says into segments of how many keys
+    those of tiles of short and of long sequences are cut, multiples of 128, in sequences of at most `longest_kv` keys
+    if room is reserved: what a row gives then depends on no other sequence. Without it, keys are cut so that the batch
+    is balanced. `workspace` may be replaced, before the first plan, by one that other launchers have too. Raises
+    `VariantError` when the variant is not valid here.
     """
 
     def __init__(self, variant: Variant, spec: AttentionSpec, gpu: Gpu) -> None:
@@ -100,6 +106,10 @@ class Launcher(abc.ABC):
         self.spec = spec
         self.gpu = gpu
         self.padded = False
+        self.exact_grid = False
+        self.fixed_split: tuple[int, int] | None = None
+        self.longest_kv = 0
+        self.workspace = Workspace()
         self.reserved: tuple[int, int] | None = None
         self.compile_only = False
         self.compiled: list[Any] = []

@@ -181,6 +181,21 @@ def equal_segments(tiles: Tiles, num_segments: int) -> IntArray:
     return np.minimum(np.int32(num_segments), tiles.key_tiles)
 
 
+def fixed_segments(tiles: Tiles, short_keys: int, long_keys: int) -> tuple[Tiles, IntArray]:
+    """Tiles like these, and how many segments `work_list` cuts each into, so that all but the last have as many keys.
+
+    `short_keys` for tiles of short and `long_keys` for those of long sequences, rounded down to key tiles, one at
+    least, from the tile's first key on: where a tile is cut depends on no other tile.
+    """
+    fields = tiles.fields.copy()
+    most = np.where(tiles.is_long, np.int32(long_keys), np.int32(short_keys))
+    per_segment = np.maximum(most // fields[:, _BLOCK_N], 1)
+    segments = _ceil_div(tiles.key_tiles, per_segment)
+    # As if the last segment were full: then none is evened out with the others.
+    fields[:, _KEY_TILES] = segments * per_segment
+    return Tiles(fields, tiles.num_tokens), segments
+
+
 def work_list(
     tiles: Tiles, num_segments: IntArray, combine_rows: int, schedule: str = "long_first", short_partials: int = 1
 ) -> WorkList:

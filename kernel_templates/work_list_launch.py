@@ -18,7 +18,17 @@ from .errors import BatchError
 from .gpu import Gpu
 from .launch import LOG2_E, Launcher, Tensors, features_of
 from .limits import Body
-from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, Tiles, WorkList, cut_tiles
+from .plan import (
+    ENTRY_FIELDS,
+    ITEM_FIELDS,
+    MERGE_FIELDS,
+    IntArray,
+    Tiles,
+    WorkList,
+    cut_tiles,
+    fixed_segments,
+    work_list,
+)
 from .room import Limit, Room
 from .spec import AttentionSpec
 from .upload import Upload
@@ -79,7 +89,7 @@ class WorkListLauncher(Launcher):
     _merges: torch.Tensor
     _entries: torch.Tensor
     _counts: torch.Tensor
-    _partial: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    _partial: tuple[torch.Tensor, ...]
     _counters: torch.Tensor
     _num_items = 0
     _num_entries = 0
@@ -95,8 +105,18 @@ class WorkListLauncher(Launcher):
         """The constants of the kernel for this variant."""
 
     @abc.abstractmethod
+    def segments(self, tiles: Tiles) -> IntArray:
+        """Into how many segments to cut each tile's keys."""
+
     def work_list(self, batch: Batch) -> WorkList:
         """The work list of `batch`."""
+        tiles = self.tiles(batch)
+        if self.fixed_split is None:
+            segments = self.segments(tiles)
+        else:
+            tiles, segments = fixed_segments(tiles, *self.fixed_split)
+        schedule = str(self.variant.as_dict().get("schedule", "long_first"))
+        return work_list(tiles, segments, self.combine_rows, schedule, self.short_partials)
 
     def tiles(self, batch: Batch) -> Tiles:
         """The tiles of `batch`, in the shapes of the two bodies."""
@@ -116,6 +136,8 @@ class WorkListLauncher(Launcher):
 
     def room(self, limit: Limit) -> Room:
         """The room for every batch within `limit`: balanced by `waves`, else in `num_segments` segments."""
+        if self.fixed_split is not None:
+            return limit.fixed(*(max(1, -(-self.longest_kv // keys)) for keys in self.fixed_split))
         if self.num_balanced:
             return limit.balanced(self.num_balanced)
         return limit.equal(int(self.variant.as_dict().get("num_segments", 1)))
@@ -145,8 +167,13 @@ class WorkListLauncher(Launcher):
             self._make_room(Room(*room), device)
         self._write(work)
         self._num_planned = (work.num_long, needed.items - work.num_long)
-        grid = self._room if self.padded or self.reserved is not None else needed
+        grid = self._room if self.has_fixed_grid else needed
         self._num_items, self._num_entries = grid.items, grid.entries
+
+    @property
+    def has_fixed_grid(self) -> bool:
+        """Whether the grid is as large as the room, whatever is planned."""
+        return (self.padded or self.reserved is not None) and not self.exact_grid
 
     def _write(self, work: WorkList) -> None:
         """Send `work` to the device in one copy."""
@@ -176,11 +203,9 @@ class WorkListLauncher(Launcher):
         self._items, self._merges = items.view(-1, ITEM_FIELDS), merges.view(-1, MERGE_FIELDS)
         self._entries = entries.view(-1, ENTRY_FIELDS)
         rows = (self.spec.num_kv_heads, max(1, room.partial_rows))
-        self._partial = (
-            torch.empty(*rows, self.spec.value_dim, dtype=self.constants.partials, device=device),
-            torch.empty(rows, dtype=torch.float32, device=device),
-            torch.empty(rows, dtype=torch.float32, device=device),
-        )
+        of_rows = (rows, torch.float32)
+        outputs = ((*rows, self.spec.value_dim), self.constants.partials)
+        self._partial = self.workspace.take((outputs, of_rows, of_rows), self._device)
         # Each launch leaves zeros behind.
         self._counters = torch.zeros(rows if self.constants.last_merges else 1, dtype=torch.int32, device=device)
 

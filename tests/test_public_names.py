@@ -21,6 +21,7 @@ PUBLIC = [
     "ConfigTable",
     "Executor",
     "Gpu",
+    "HybridAttention",
     "Settings",
     "Shape",
     "Store",

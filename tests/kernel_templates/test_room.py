@@ -11,6 +11,7 @@ from attention_tuner.kernel_templates.plan import (
     balanced_segments,
     cut_tiles,
     equal_segments,
+    fixed_segments,
     work_list,
 )
 from attention_tuner.kernel_templates.room import Limit, Room
@@ -41,12 +42,16 @@ def test_there_is_room_for_every_batch_within_the_limit(
     tiles = cut_tiles(batch, group, long, short, window, has_tree_mask)
     assert len(tiles.rows) <= limit.tiles
     assert tiles.rows.max() <= max(limit.tile_rows)
-    for room, segments in (
-        (limit.balanced(num_items), balanced_segments(tiles, num_items, weight)),
-        (limit.balanced(2 * num_items), balanced_by_part(tiles, num_items)),
-        (limit.equal(num_segments), equal_segments(tiles, num_segments)),
+    short_keys, long_keys = 128 * num_segments, 128 * (1 + num_segments // 3)
+    longest = max(batch.kv_lens)
+    of_fixed = limit.fixed(max(1, -(-longest // short_keys)), max(1, -(-longest // long_keys)))
+    for room, cut, segments in (
+        (limit.balanced(num_items), tiles, balanced_segments(tiles, num_items, weight)),
+        (limit.balanced(2 * num_items), tiles, balanced_by_part(tiles, num_items)),
+        (limit.equal(num_segments), tiles, equal_segments(tiles, num_segments)),
+        (of_fixed, *fixed_segments(tiles, short_keys, long_keys)),
     ):
-        work = work_list(tiles, segments, combine_rows, "long_first", partials)
+        work = work_list(cut, segments, combine_rows, "long_first", partials)
         assert room.holds(needed(work)), (room, needed(work))
 
 
