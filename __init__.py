@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .kernel_templates.spec import AttentionSpec as AttentionSpec
     from .kernel_templates.variant import Variant as Variant
     from .runtime.hybrid_attention import HybridAttention as HybridAttention
+    from .runtime.unified_attention import unified_attention as unified_attention
     from .tuner.run import Executor as Executor
     from .tuner.run import Settings as Settings
     from .tuner.task import Task as Task
@@ -54,6 +55,7 @@ __all__ = [
     "make_launcher",
     "merge",
     "tune",
+    "unified_attention",
 ]
 
 _HOMES = {
@@ -76,6 +78,7 @@ _HOMES = {
     "make_launcher": ".kernel_templates.launch",
     "merge": ".kernel_templates.merge",
     "tune": ".tuner.tune",
+    "unified_attention": ".runtime.unified_attention",
 }
 
 

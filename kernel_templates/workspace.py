@@ -23,7 +23,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self.generation = 0
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def take(self, layouts: Sequence[Layout], device: torch.device | str) -> tuple[torch.Tensor, ...]:
         """A tensor of each shape and dtype on `device`, none overlapping another; what they hold is anything."""

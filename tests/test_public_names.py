@@ -34,6 +34,7 @@ PUBLIC = [
     "make_launcher",
     "merge",
     "tune",
+    "unified_attention",
 ]
 
 

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_samples import SPEC
+
+from attention_tuner.kernel_templates.errors import BatchError
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.runtime import attentions as module
+from attention_tuner.runtime.attentions import Attentions, HostLengths
+
+
+def test_lengths_are_read_again_when_they_may_have_changed(monkeypatch: pytest.MonkeyPatch):
+    # As if these tensors were on a GPU.
+    monkeypatch.setattr(module, "_version", lambda tensor: None if tensor.is_inference() else tensor._version)
+    reads: list[HostLengths] = []
+    read = HostLengths.read
+    monkeypatch.setattr(HostLengths, "read", lambda *given: reads.append(read(*given)) or reads[-1])
+    attentions = Attentions()
+    buffer = torch.tensor([0, 3, 4], dtype=torch.int32)
+    starts, kv_lens = buffer[:], torch.tensor([40, 70], dtype=torch.int32)
+    for _ in range(3):
+        assert attentions.lengths(starts, kv_lens) == ([3, 1], [37, 69])
+    assert len(reads) == 1
+    # Another view may hold another step's; so may the same one, changed, be it through what it is a view of.
+    assert attentions.lengths(buffer[:], kv_lens) == reads[0]
+    assert len(reads) == 2
+    attentions.lengths(starts, kv_lens)
+    buffer[1] += 1
+    assert attentions.lengths(starts, kv_lens) == ([4, 0], [36, 70])
+    kv_lens.fill_(50)
+    assert attentions.lengths(starts, kv_lens) == ([4, 0], [46, 50])
+    assert len(reads) == 5
+    with torch.inference_mode():
+        uncounted = torch.tensor([5, 6], dtype=torch.int32)
+        for added in range(3):
+            assert attentions.lengths(starts, uncounted).context_lens == [1 + added, 6 + added]
+            uncounted += 1
+
+
+def test_a_layer_is_planned_once_for_each_set_of_lengths():
+    attentions = Attentions()
+    attention = attentions.planned(SPEC, 16, HostLengths([3, 1], [37, 69]))
+    planned = attention._step  # pyright: ignore
+    attention.plan = None  # pyright: ignore
+    assert attentions.planned(SPEC, 16, HostLengths([3, 1], [37, 69])) is attention
+    assert attention._step is planned  # pyright: ignore
+    with pytest.raises(TypeError):
+        attentions.planned(SPEC, 16, HostLengths([3, 1], [37, 70]))
+
+
+def test_lengths_that_do_not_belong_together_are_refused():
+    with pytest.raises(BatchError, match="cu_seqlens_q must have a number more than seqused_k, not 2 and 2"):
+        HostLengths.read(torch.tensor([0, 3]), torch.tensor([40, 70]))
+
+
+def test_layers_pages_and_many_sequences_have_attentions_of_their_own():
+    attentions = Attentions()
+    few, many = HostLengths([1], [9]), HostLengths([1] * 1025, [9] * 1025)
+    window = AttentionSpec(4, 2, 64, "float16", sliding_window=9)
+    found = [attentions.planned(*given) for given in ((SPEC, 16, few), (window, 16, few), (SPEC, 32, few),
+                                                      (SPEC, 16, many))]  # fmt: skip
+    assert len(set(found)) == 4
+    assert attentions.planned(SPEC, 16, few) is found[0]
+    assert [attention.spec for attention in found] == [SPEC, window, SPEC, SPEC]
+    assert found[3].max_seqs == 2048
+
+
+def test_a_plan_that_fails_leaves_none_behind():
+    attentions = Attentions()
+    good = HostLengths([3], [37])
+    attention = attentions.planned(SPEC, 16, good)
+    with pytest.raises(BatchError, match="negative lengths"):
+        attentions.planned(SPEC, 16, HostLengths([3], [-1]))
+    calls: list[object] = []
+    attention.plan = lambda *lengths: calls.append(lengths)
+    attentions.planned(SPEC, 16, good)
+    assert calls == [([3], [37])]
