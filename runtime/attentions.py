@@ -70,7 +70,7 @@ class Attentions:
     def planned(self, spec: AttentionSpec, page_size: int, lengths: HostLengths) -> HybridAttention:
         """The attention of a layer, planned for `lengths`."""
         max_seqs = max(FEWEST_SEQS, 1 << (len(lengths.query_lens) - 1).bit_length())
-        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         key = (spec, page_size, max_seqs, device)
         attention = self._made.get(key)
         if attention is None:
