@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from .arithmetic import LOWEST
 from .batch import SHORT_QUERY
@@ -395,9 +396,12 @@ def gluon_attention_kernel(
     rows_per_page, rows_per_head, columns_per_head,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, CHUNK: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, HEADS_FIRST: gl.constexpr,
-    DYNAMIC: gl.constexpr, num_warps: gl.constexpr,
+    DYNAMIC: gl.constexpr, PDL: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Compute the work list of `counts[0]` items for each of the KV heads."""
+    if PDL:
+        # As `attention.attention_kernel` does.
+        gdc_launch_dependents()
     num_items = gl.load(counts)
     dtype: gl.constexpr = q.dtype.element_ty
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)

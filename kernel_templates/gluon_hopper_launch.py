@@ -76,7 +76,8 @@ class GluonHopperLauncher(WorkListLauncher):
         constants: dict[str, Any] = {
             "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size, "CHUNK": chunk,
             "BLOCK_N": c.long.block_n, "STAGES": c.num_stages, "REGISTERS": self.variant.number("registers"),
-            "HEADS_FIRST": c.heads_first, "DYNAMIC": dispatch == "dynamic", "num_warps": c.num_warps,
+            "HEADS_FIRST": c.heads_first, "DYNAMIC": dispatch == "dynamic", "PDL": self.overlaps_reduction,
+            "num_warps": c.num_warps,
         }  # fmt: skip
         self.start(gluon_attention_kernel, (programs,), arguments, constants)
 

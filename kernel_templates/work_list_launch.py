@@ -35,11 +35,12 @@ from .upload import Upload
 from .variant import Variant
 
 INTERPRETED = bool(knobs.runtime.interpret)
-# Rows that one program of the reduction merges: few, so that there are many programs, but for the interpreter, where
-# each program costs milliseconds.
+# Rows of an entry of the reduction: few, so that there are many programs, but for the interpreter, where each program
+# costs milliseconds.
 COMBINE_ROWS = 16 if INTERPRETED else 4
-COMBINE_PARTIALS = 8
 COMBINE_WARPS = 4
+# So many programs of the reduction run at once on a multiprocessor.
+COMBINE_PROGRAMS = 8
 # CUDA's limit of a grid's second dimension.
 MOST_ROWS_OF_A_GRID = 65_535
 # What stands first in the uploaded buffer: the numbers of items, of entries and of items of long sequences. One more
@@ -133,6 +134,11 @@ class WorkListLauncher(Launcher):
     def combine_rows(self) -> int:
         """Rows that one program of the reduction merges; 0 where the last program of a tile does it."""
         return 0 if self.constants.last_merges else COMBINE_ROWS
+
+    @property
+    def overlaps_reduction(self) -> bool:
+        """Whether the reduction is launched while the attention kernel runs: programmatic dependent launch (PDL)."""
+        return self.gpu.capability >= (9, 0) and not self.constants.last_merges
 
     def room(self, limit: Limit) -> Room:
         """The room for every batch within `limit`: balanced by `waves`, else in `num_segments` segments."""
@@ -265,16 +271,31 @@ class WorkListLauncher(Launcher):
             "WINDOW": min(spec.sliding_window or 0, MAX_TOKENS), "SOFT_CAP": spec.logits_soft_cap,
             "LONG_M": c.long.block_m, "LONG_N": c.long.block_n, "SHORT_M": c.short.block_m, "SHORT_N": c.short.block_n,
             "STAGES": c.num_stages, "TMA": c.tma, "LAST_MERGES": c.last_merges, "WIDEN": self._widen,
-            "num_warps": c.num_warps, "num_stages": c.num_stages,
+            "PDL": self.overlaps_reduction, "num_warps": c.num_warps, "num_stages": c.num_stages,
         }  # fmt: skip
 
     def _start_combine(self, t: Tensors) -> None:
         spec = self.spec
         arguments = (self._entries, self._counts, t.out, *self._partial, self._partial[1].stride(0),
                      features_of(t, spec), *t.out.stride()[:2])
-        constants = {"GROUP": spec.group_size, "VALUE_DIM": spec.value_dim, "ROWS": COMBINE_ROWS,
-                     "PARTIALS": COMBINE_PARTIALS, "WIDEN": self._widen, "num_warps": COMBINE_WARPS}  # fmt: skip
-        self.start(combine_kernel, (self._num_entries, spec.num_kv_heads), arguments, constants)
+        rows = self._rows_of_program()
+        # Of fewer rows more partial results, so that as many loads are on their way together.
+        partials = max(8, 32 // rows)
+        constants = {"GROUP": spec.group_size, "VALUE_DIM": spec.value_dim, "ROWS": rows, "PARTIALS": partials,
+                     "WIDEN": self._widen, "PDL": self.overlaps_reduction, "num_warps": COMBINE_WARPS}  # fmt: skip
+        if self.overlaps_reduction:
+            constants["launch_pdl"] = True
+        self.start(combine_kernel, (self._num_entries, spec.num_kv_heads, COMBINE_ROWS // rows), arguments, constants)
+
+    def _rows_of_program(self) -> int:
+        """How many rows one program of the reduction merges: one of an entry's where so many programs run at once.
+
+        Then each is over sooner: it has more partial results of its row on their way together. The count of entries
+        that decides is the next power of two, so that a padded grid makes no difference.
+        """
+        entries = 1 << max(0, self._num_entries - 1).bit_length()
+        programs = entries * self.spec.num_kv_heads * COMBINE_ROWS
+        return 1 if programs <= COMBINE_PROGRAMS * self.gpu.num_sms and not INTERPRETED else COMBINE_ROWS
 
     def _descriptors(self, tensors: Tensors, constants: KernelConstants) -> tuple[Any, ...]:
         """TMA descriptors of K and V for the long and the short body, or four times None."""
