@@ -291,8 +291,11 @@ class WorkListLauncher(Launcher):
         """How many rows one program of the reduction merges: one of an entry's where so many programs run at once.
 
         Then each is over sooner: it has more partial results of its row on their way together. The count of entries
-        that decides is the next power of two, so that a padded grid makes no difference.
+        that decides is the next power of two, so that a padded grid makes no difference. With a fixed split always as
+        many, because they decide in which order partial results are summed.
         """
+        if self.fixed_split is not None:
+            return COMBINE_ROWS
         entries = 1 << max(0, self._num_entries - 1).bit_length()
         programs = entries * self.spec.num_kv_heads * COMBINE_ROWS
         return 1 if programs <= COMBINE_PROGRAMS * self.gpu.num_sms and not INTERPRETED else COMBINE_ROWS

@@ -9,15 +9,18 @@ import pytest
 import torch
 from attention_samples import GPU_SPEC, checker_of, made, plan, run
 
+from attention_tuner.kernel_templates import work_list_launch
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import BatchError
-from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.inputs import make_tensors
+from attention_tuner.kernel_templates.launch import make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.runtime import hybrid_attention
-from attention_tuner.runtime.hybrid_attention import HybridAttention
+from attention_tuner.runtime.hybrid_attention import FIXED_SPLIT, HybridAttention
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -99,6 +102,33 @@ def test_a_graph_serves_sequences_up_to_the_longest_it_was_planned_for():
         assert checker.judge(run(attention, checker.tensors)).passed
     with pytest.raises(BatchError, match="room is reserved"):
         plan(graph, "3x1@900")
+
+
+CODE = [
+    default_variant(GPU_SPEC, Batch.parse("1x1@5000"), 16),
+    *candidates(GPU_SPEC, BatchBucket.of(Batch.parse("1x512@4000,7x1@2000")), 16, TARGETS["sm_90"]),
+]
+
+
+@pytest.mark.parametrize("variant", CODE, ids=lambda variant: variant.key())
+def test_what_kernels_are_compiled_with_depends_on_no_batch(variant: Variant, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
+    launcher = make_launcher(variant, GPU_SPEC, TARGETS["sm_90"])
+    launcher.fixed_split = FIXED_SPLIT
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+
+    def note(kernel: Any, grid: object, arguments: object, constants: dict[str, Any]) -> None:
+        found.setdefault((kernel.__name__, constants.get("PART", "")), []).append(constants)
+
+    launcher.start = note
+    t = make_tensors(GPU_SPEC, Batch.parse("1x1@5"), 16, "cpu", 0)
+    for text in ("1x1@60000", "1x6@5000", "64x1@60000", "1x20@9000", "1x512@60000,63x1@2000"):
+        launcher.plan(Batch.parse(text), "cpu")
+        launcher.run(t)
+    for constants in found.values():
+        assert len(constants) >= 2
+        assert all(each == constants[0] for each in constants)
+    assert len(found) >= 2 or variant.as_dict().get("reduction") == "last_program"
 
 
 def of_template(template: str) -> Any:
