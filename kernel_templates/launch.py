@@ -62,12 +62,17 @@ class Features(NamedTuple):
     stride_lse: int | None
 
 
+PLAIN = Features(None, None, None, None, None, None, None)
+
+
 def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
     """The features of a launch. Raises `SpecError` when a tensor that `spec` needs is missing or not as `Tensors` says.
 
     What it does not need is ignored, except for `lse`.
     """
     fp8 = spec.has_fp8_cache
+    if tensors.lse is None and not (fp8 or spec.has_sinks or spec.has_alibi or spec.has_tree_mask):
+        return PLAIN
     needed = {"sinks": spec.has_sinks, "alibi_slopes": spec.has_alibi, "k_scale": fp8, "v_scale": fp8,
               "tree_mask": spec.has_tree_mask}  # fmt: skip
     found = {name: getattr(tensors, name) if is_needed else None for name, is_needed in needed.items()}

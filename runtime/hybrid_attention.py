@@ -164,14 +164,13 @@ class HybridAttention:
         """`run` into given tensors; features in the order of `FeatureTensors`."""
         step = self._planned()
         self._check(q, k_cache, v_cache, block_table, out)
-        batch = step.batch
-        if len(q) < batch.num_tokens or len(out) < batch.num_tokens or len(block_table) < batch.num_seqs:
-            raise BatchError(f"{batch.num_tokens} query tokens of {batch.num_seqs} sequences are planned, which needs "
-                             f"as many rows of q and out and of block_table, not {len(q)}, {len(out)} and "
-                             f"{len(block_table)}")
-        if block_table.shape[1] * self.page_size < step.longest_kv:
+        (rows, _, _), (seqs, pages), outs = q.shape, block_table.shape, out.shape[0]
+        if rows < step.num_tokens or outs < step.num_tokens or seqs < step.num_seqs:
+            raise BatchError(f"{step.num_tokens} query tokens of {step.num_seqs} sequences are planned, which needs "
+                             f"as many rows of q and out and of block_table, not {rows}, {outs} and {seqs}")
+        if pages * self.page_size < step.longest_kv:
             raise BatchError(f"the longest sequence has {step.longest_kv} keys, and a row of block_table pages for "
-                             f"{block_table.shape[1] * self.page_size}")
+                             f"{pages * self.page_size}")
         lengths = self._lengths
         step.launcher(lse is not None).run(Tensors(
             q, k_cache, v_cache, block_table, lengths.query_start_loc, lengths.kv_lens, out, *features, lse=lse
@@ -185,6 +184,7 @@ class HybridAttention:
 
     def use(self, step: Step) -> None:
         """Let `run` launch `step` from now on."""
+        step.num_seqs, step.num_tokens = step.batch.num_seqs, step.batch.num_tokens
         step.longest_kv = self._lengths.write(step.batch)
         self._step = step
 

@@ -20,7 +20,8 @@ class Step:
     def __init__(self, attention: HybridAttention) -> None:
         self._attention = attention
         self.batch = Batch(((1, 0),))
-        self.longest_kv = 0
+        # For the checks of each run.
+        self.num_seqs = self.num_tokens = self.longest_kv = 0
         self._launcher: Launcher | None = None
         self._with_lse: Launcher | None = None
 
