@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from .plan import IntArray, Tiles, balanced_segments, equal_segments
+from .lengths import IntArray
+from .plan import Tiles, balanced_segments, equal_segments
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 

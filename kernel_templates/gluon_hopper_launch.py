@@ -14,8 +14,9 @@ from .errors import VariantError
 from .gluon_attention import gluon_attention_kernel
 from .gluon_hopper import LONG_ROWS, SHORT_ROWS
 from .launch import LOG2_E, Tensors
+from .lengths import IntArray
 from .limits import Body
-from .plan import IntArray, Tiles, balanced_segments, equal_segments
+from .plan import Tiles, balanced_segments, equal_segments
 from .room import Room
 from .work_list_launch import KernelConstants, WorkListLauncher
 

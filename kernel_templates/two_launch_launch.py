@@ -9,7 +9,8 @@ import torch
 
 from .batch import Batch
 from .launch import Tensors
-from .plan import IntArray, Tiles, balanced_by_part, equal_segments
+from .lengths import IntArray, Lengths
+from .plan import Tiles, balanced_by_part, equal_segments
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 
@@ -32,7 +33,7 @@ class TwoLaunchLauncher(WorkListLauncher):
         """Key ranges for `waves` programs a multiprocessor in each launch."""
         return balanced_by_part(tiles, self.num_balanced / 2) if self.num_balanced else equal_segments(tiles, 1)
 
-    def plan(self, batch: Batch, device: torch.device | str) -> None:
+    def plan(self, batch: Batch | Lengths, device: torch.device | str) -> None:
         """See `WorkListLauncher.plan`."""
         super().plan(batch, device)
         # Grids that are padded do not shrink.

@@ -3,7 +3,8 @@
 # pyright: basic
 from __future__ import annotations
 
-from .plan import IntArray, Tiles, equal_segments
+from .lengths import IntArray
+from .plan import Tiles, equal_segments
 from .unified import bodies
 from .work_list_launch import KernelConstants, WorkListLauncher
 

@@ -17,12 +17,12 @@ from .combine import combine_kernel
 from .errors import BatchError
 from .gpu import Gpu
 from .launch import LOG2_E, Launcher, Tensors, features_of
+from .lengths import IntArray, Lengths
 from .limits import Body
 from .plan import (
     ENTRY_FIELDS,
     ITEM_FIELDS,
     MERGE_FIELDS,
-    IntArray,
     Tiles,
     WorkList,
     cut_tiles,
@@ -109,17 +109,14 @@ class WorkListLauncher(Launcher):
     def segments(self, tiles: Tiles) -> IntArray:
         """Into how many segments to cut each tile's keys."""
 
-    def work_list(self, batch: Batch) -> WorkList:
+    def work_list(self, batch: Batch | Lengths) -> WorkList:
         """The work list of `batch`."""
         tiles = self.tiles(batch)
-        if self.fixed_split is None:
-            segments = self.segments(tiles)
-        else:
-            tiles, segments = fixed_segments(tiles, *self.fixed_split)
+        segments = fixed_segments(tiles, *self.fixed_split) if self.fixed_split else self.segments(tiles)
         schedule = str(self.variant.as_dict().get("schedule", "long_first"))
         return work_list(tiles, segments, self.combine_rows, schedule, self.short_partials)
 
-    def tiles(self, batch: Batch) -> Tiles:
+    def tiles(self, batch: Batch | Lengths) -> Tiles:
         """The tiles of `batch`, in the shapes of the two bodies."""
         c, spec = self.constants, self.spec
         return cut_tiles(batch, spec.group_size, c.long, c.short, spec.sliding_window, spec.has_tree_mask)
@@ -156,7 +153,7 @@ class WorkListLauncher(Launcher):
         self._make_room(self.room(limit), device)
         super().reserve(num_seqs, num_tokens, device)
 
-    def plan(self, batch: Batch, device: torch.device | str) -> None:
+    def plan(self, batch: Batch | Lengths, device: torch.device | str) -> None:
         """Write the work list of `batch` to `device` and make room for its partial results.
 
         Planning anew for a batch that the room is enough for changes no address and, when `padded`, no grid.

@@ -105,6 +105,7 @@ def test_plans_of_every_template_are_measured(
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert len(rows) == len(script.BATCHES) * 2 * 4
     assert all(0 < row["quartiles_us"][0] <= row["median_us"] <= row["quartiles_us"][1] for row in rows)
+    assert all(0 < row[f"{part}_us"] < row["quartiles_us"][1] for row in rows for part in ("lengths", "list", "upload"))
     columns, lines = script.table(rows, ["fused", "none"])
     assert columns == ["batch", "sequences", "fused", "none"]
     assert [line[:2] for line in lines[:2]] == [["decode", "1"], ["decode", "3"]]

@@ -1,6 +1,5 @@
 """The plan is judged by what it covers: every row and every key it sees, once, whatever the cuts."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -9,9 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import SHORT_QUERY, TREE_TOKENS, Batch
+from attention_tuner.kernel_templates.errors import BatchError
+from attention_tuner.kernel_templates.lengths import Lengths
 from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.plan import (
     WorkList,
+    _cut_rows,  # pyright: ignore
+    _row_blocks,  # pyright: ignore
     balanced_by_part,
     balanced_segments,
     cut_tiles,
@@ -106,7 +109,7 @@ def test_fixed_segments_cover_every_key_once_and_are_cut_without_regard_to_other
 
     def planned(batch: Batch) -> WorkList:
         tiles = cut_tiles(batch, 4, long, short, window)
-        return work_list(*fixed_segments(tiles, *keys), 4, schedule, partials)
+        return work_list(tiles, fixed_segments(tiles, *keys), 4, schedule, partials)
 
     def cuts(work: WorkList, seq: int) -> list[tuple[int, ...]]:
         # Context, rows, the tile's first row, and the range of keys.
@@ -128,7 +131,7 @@ def test_balanced_segments_cover_every_key_once_and_none_is_longer_than_its_shar
     tiles = cut_tiles(batch, group, long, short)
     work = work_list(tiles, balanced_segments(tiles, num_items, weight), 4, schedule)
     covered(work, batch, group, long, short)
-    share = (tiles.keys * np.where(tiles.is_long, weight, 1.0)).sum() / num_items
+    share = (tiles.keys * np.where(tiles.cut.is_long, weight, 1.0)).sum() / num_items
     for length, is_long in zip(lengths(work), of_long(work, batch), strict=True):
         body = long if is_long else short
         assert length <= share / (weight if is_long else 1) + body.block_n
@@ -150,8 +153,57 @@ def test_a_window_is_covered_once_and_balanced_by_the_keys_inside_it(
 
 @pytest.mark.parametrize("window", [2**31 - 1, 2**40])
 def test_a_window_longer_than_any_sequence_is_none(window: int):
-    batch, body = Batch.parse("1x30@2000000000,2x1@9"), Body(16, 16)
+    batch, body = Batch.parse("1x30@1000000000,2x1@9"), Body(16, 16)
     assert np.array_equal(cut_tiles(batch, 4, body, body, window).fields, cut_tiles(batch, 4, body, body).fields)
+
+
+def test_lengths_in_arrays_are_planned_as_the_batch_of_them():
+    batch, body = Batch.parse("1x30@100,2x1@9"), Body(16, 16)
+    lengths = Lengths.of(np.array([30, 1, 1], np.int32), np.array([100, 9, 9]))
+    assert np.array_equal(cut_tiles(lengths, 4, body, body).fields, cut_tiles(batch, 4, body, body).fields)
+
+
+def test_what_is_kept_of_earlier_query_lengths_is_of_the_same_tiles_and_does_not_change():
+    texts = ("1x30@100,2x1@9", "1x30@7,2x1@50", "2x1@9,1x30@100")
+    bodies = ((Body(16, 16), Body(16, 16)), (Body(32, 16), Body(16, 16)))
+    cases = list(itertools.product(texts, (4, 7), bodies, (4, 8)))
+
+    def plan(text: str, group: int, bodies: tuple[Body, Body], combine_rows: int) -> list[list[list[int]]]:
+        tiles = cut_tiles(Batch.parse(text), group, *bodies)
+        work = work_list(tiles, equal_segments(tiles, 3), combine_rows)
+        return [work.items.tolist(), work.entries.tolist()]
+
+    planned: list[list[list[list[int]]]] = []
+    for case in cases:
+        _cut_rows.cache_clear()
+        _row_blocks.cache_clear()
+        planned.append(plan(*case))
+        assert plan(*case) == planned[-1]
+    assert [plan(*case) for case in cases] == planned
+
+
+@pytest.mark.parametrize("batch", ["1x1073741823@0", "65536x8192@0"])
+def test_more_rows_than_kernels_can_count_are_refused(batch: str):
+    with pytest.raises(BatchError, match=r"of 4 query heads to a KV head .* accepted are up to 1073741823 rows"):
+        cut_tiles(Batch.parse(batch), 4, Body(16, 16), Body(16, 16))
+
+
+def test_lengths_without_any_query_token_are_refused():
+    with pytest.raises(BatchError, match="at least one query token"):
+        cut_tiles(Lengths.of([0, 0], [9, 0]), 4, Body(16, 16), Body(16, 16))
+
+
+def test_more_rows_of_partial_results_than_kernels_can_count_are_refused():
+    body = Body(128, 16)
+    tiles = cut_tiles(Batch.parse("64x4096@1000000"), 4, body, body)
+    with pytest.raises(BatchError, match="2118942720 rows of partial results; accepted are up to 1073741823"):
+        work_list(tiles, equal_segments(tiles, 2048), 4)
+
+
+def test_the_longest_items_come_first_however_long():
+    batch = Batch.parse("1x1@9,1x1@1073741822,1x100@200,1x1@1073741822,1x9@0")
+    tiles = cut_tiles(batch, 1, Body(128, 16), Body(16, 16))
+    assert work_list(tiles, equal_segments(tiles, 1), 4).items[:, 6].tolist() == [2, 4, 1, 3, 0]
 
 
 def test_sequences_without_query_tokens_have_no_tiles():
@@ -160,26 +212,18 @@ def test_sequences_without_query_tokens_have_no_tiles():
         tiles, others = (cut_tiles(Batch.parse(one), 4, body, body) for one in (text, kept))
         columns = [0, 1, 2, 3, 4, 5]
         assert np.array_equal(tiles.fields[:, columns], others.fields[:, columns])
-        assert tiles.num_tokens == others.num_tokens
+        assert tiles.cut.num_tokens == others.cut.num_tokens
     assert tiles.fields[:, 6].tolist() == [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5]
 
 
-def test_nothing_at_all_is_an_empty_list():
-    tiles = cut_tiles(Batch.parse("1x0@50,1x1@9"), 1, Body(16, 16), Body(16, 16))
-    empty = dataclasses.replace(tiles, fields=tiles.fields[:0])
-    for segments in (balanced_segments(empty, 9, 1), balanced_by_part(empty, 9), equal_segments(empty, 4)):
-        work = work_list(empty, segments, 4)
-        assert (len(work.items), len(work.entries), work.partial_rows) == (0, 0, 0)
-
-
-@given(BATCHES, BODIES, BODIES, st.integers(1, 20), PARTIALS)
+@given(BATCHES, BODIES, BODIES, st.integers(1, 20), PARTIALS, st.sampled_from((0, 4)))
 @settings(deadline=None)
 def test_the_schedules_are_orders_of_the_same_items(
-    batch: Batch, long: Body, short: Body, segments: int, partials: int
+    batch: Batch, long: Body, short: Body, segments: int, partials: int, combine_rows: int
 ):
     tiles = cut_tiles(batch, 4, long, short)
     first, mixed = (
-        work_list(tiles, equal_segments(tiles, segments), 4, schedule, partials)
+        work_list(tiles, equal_segments(tiles, segments), combine_rows, schedule, partials)
         for schedule in ("long_first", "interleaved")
     )
     for work in (first, mixed):
@@ -187,7 +231,8 @@ def test_the_schedules_are_orders_of_the_same_items(
         for kind in (True, False):
             of_kind = [n for n, is_long in zip(lengths(work), of_long(work, batch), strict=True) if is_long is kind]
             assert of_kind == sorted(of_kind, reverse=True)
-    rows = [sorted(map(tuple, np.hstack((work.items, work.merges)).tolist())) for work in (first, mixed)]
+    parts = ((work.items,) if combine_rows else (work.items, work.merges) for work in (first, mixed))
+    rows = [sorted(map(tuple, np.hstack(matrices).tolist())) for matrices in parts]
     assert rows[0] == rows[1]
     assert first.entries.tolist() == mixed.entries.tolist()
     assert of_long(first, batch) == sorted(of_long(first, batch), reverse=True)
@@ -208,7 +253,8 @@ def test_partial_results_do_not_overlap_and_all_are_merged(
     written: dict[int, tuple[int, int]] = {}
     merged: list[int] = []
     to_merge: set[tuple[int, ...]] = set()
-    for item, merge, is_long in zip(work.items.tolist(), work.merges.tolist(), of_long(work, batch), strict=True):
+    merges = [[]] * len(work.items) if combine_rows else work.merges.tolist()
+    for item, merge, is_long in zip(work.items.tolist(), merges, of_long(work, batch), strict=True):
         _, _, num_rows, first_row, _, _, seq, slot = item
         rows = min((long if is_long else short).block_m, num_rows - first_row)
         # Those that are neither cut nor of several partial results write the output.
@@ -221,11 +267,13 @@ def test_partial_results_do_not_overlap_and_all_are_merged(
             to_merge.add((item[0], num_rows, first_row, *merge, rows, seq))
     assert sorted(written) == list(range(work.partial_rows))
     if combine_rows:
+        assert len(work.merges) == 0
         starts = np.cumsum([0, *(q for q, _ in batch.sequences)]).tolist()
         columns = work.entries[:, [0, 2, 3, 8, 9, 10]].tolist()
         entries = [(*entry, starts.index(entry[0])) for entry in columns]
     else:
         assert len(work.entries) == 0
+        assert work.merges.dtype == np.int32
         entries = sorted(to_merge)
     for _, num_rows, first_row, slot, num_partials, stride, seq in entries:
         block_m = (long if batch.sequences[seq][0] > SHORT_QUERY else short).block_m
@@ -244,8 +292,8 @@ def test_balanced_items_cost_about_the_same_and_are_about_as_many_as_asked():
     tiles = cut_tiles(batch, 4, long, short)
     work = work_list(tiles, balanced_segments(tiles, 400, 2), 4)
     costs = np.array(lengths(work)) * np.where(of_long(work, batch), 2.0, 1.0)
-    assert 400 <= len(costs) <= 400 + len(tiles.rows)
-    target = (tiles.stop * np.where(tiles.is_long, 2, 1)).sum() / 400
+    assert 400 <= len(costs) <= 400 + len(tiles.cut.rows)
+    target = (tiles.stop * np.where(tiles.cut.is_long, 2, 1)).sum() / 400
     assert costs.max() <= target + 2 * 128
 
 
@@ -256,7 +304,7 @@ def test_there_are_no_more_items_than_asked_for_where_that_is_the_most(
 ):
     tiles = cut_tiles(batch, 4, long, short)
     work = work_list(tiles, balanced_segments(tiles, num_items, 2, is_most=True), 4)
-    assert len(work.items) <= num_items or num_items < len(tiles.rows)
+    assert len(work.items) <= num_items or num_items < len(tiles.cut.rows)
 
 
 @given(BATCHES, st.floats(1, 200))
@@ -264,11 +312,11 @@ def test_there_are_no_more_items_than_asked_for_where_that_is_the_most(
 def test_each_part_alone_is_balanced_into_so_many_items(batch: Batch, num_items: float):
     tiles = cut_tiles(batch, 4, Body(64, 16), Body(16, 16))
     segments = balanced_by_part(tiles, num_items)
-    for part in (tiles.is_long, ~tiles.is_long):
+    for part in (tiles.cut.is_long, ~tiles.cut.is_long):
         stop = tiles.stop[part]
         if len(stop):
             asked = np.ceil(stop * (num_items / stop.sum()))
-            assert np.abs(segments[part] - np.minimum(asked, tiles.key_tiles[part])).max() <= 1
+            assert np.abs(segments[part] - asked).max() <= 1
 
 
 @pytest.mark.parametrize("num_segments", [1, 3])
