@@ -30,6 +30,7 @@ from .engine import WRITES, make_engine, shown_name, sqlite_path, translated
 from .full_checks import FullCheckRow, FullChecks
 from .models import UNREADABLE, BestRow, RunRow, TrialRow
 from .records import EnvironmentOf, Setting, TrialRecord, utc_now
+from .snapshot import Snapshot
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -200,16 +201,12 @@ class Store:
         One that failed is left out with a warning that names the case.
         """
         checks = FullChecks(self.full_checks())
-        answered: list[BestConfig] = []
-        for config in configs:
-            failure = checks.failure(config)
-            if failure is None:
-                answered.append(checks.on_config(config))
-                continue
-            warnings.warn(f"the best config for {config.batch} of {config.shape.spec.key()!r} on {config.gpu.name} in "
-                          f"database {self.name!r} is set aside: its variant {config.variant.key()!r} failed the full "
-                          f"check's case {failure.name!r}: {failure.reason}", stacklevel=3)
-        return answered
+        return [served for config in configs if (served := checks.served(config, self.name)) is not None]
+
+    def snapshot(self) -> Snapshot:
+        """What a lookup needs of the database, all of one moment, as it is stored."""
+        with self._reading() as session:
+            return Snapshot.read(session.connection(), self.name)
 
     def _judged(self, setting: Setting, environment_of: EnvironmentOf) -> list[tuple[TrialRecord, str | None]]:
         """The trials of `setting`, each with the reason why it is out of date."""

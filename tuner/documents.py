@@ -41,6 +41,8 @@ def answer_document(spec: AttentionSpec, batch: Batch, answer: Answer) -> Docume
         "stale": answer.stale,
         "distance": answer.distance,
         "origin": answer.origin,
+        "loss": answer.loss,
+        "lender": answer.lender,
         "config": answer.config and config_document(answer.config),
     }
 

@@ -129,9 +129,12 @@ def origin(answer: Answer) -> str:
     config = answer.config
     if config is None:
         return "nothing tuned fits, so the values are chosen by rule"
-    whose = "shipped" if answer.origin == "shipped" else "in your database"
-    text = (f"{whose}, tuned on {short(Batch.parse(config.batch))}, {milliseconds(config.timing.median_ms)} there, "
+    whose = {"database": "in your database", "file": "in a file"}.get(answer.origin or "", "shipped")
+    on = "" if answer.lender is None else f" on {answer.lender}"
+    text = (f"{whose}, tuned{on} on {short(Batch.parse(config.batch))}, {milliseconds(config.timing.median_ms)} there, "
             f"{config.speedup:.2f}x over the default, regime {config.timing.regime}")
+    if answer.loss:
+        text += f"; such answers lose {answer.loss:.1%} in the median"
     return text + ("; stale: measured with another kernel source, Triton or driver" if answer.stale else "")
 
 

@@ -112,10 +112,13 @@ def test_what_failed_is_not_served(store: Store, make_config: Make):
     store.put_best(config)
     store.put_full_check(full_check(config, PASSED, FAILED))
     with pytest.warns(UserWarning, match=r"tuner\.db.* is set aside"):
-        table = load_table(store.name)
-    assert config not in table.configs
-    answer = table.lookup(config.shape.spec, Batch.parse(config.batch), 16, config.gpu)
-    assert answer.origin != "database"
+        assert config not in load_table(store.name).configs
+    table = load_table(store.name)
+    with pytest.warns(UserWarning, match=r"tuner\.db.* is set aside") as caught:
+        answers = [table.lookup(config.shape.spec, asked, 16, config.gpu)
+                   for asked in (Batch.parse(config.batch), config.shape.bucket, Batch.parse("1x9@0,1x1@0"))]
+    assert {answer.origin for answer in answers} <= {"shipped", None}
+    assert len(caught) == 1
 
 
 def test_what_failed_here_is_not_served_although_it_ships(
