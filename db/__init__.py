@@ -2,9 +2,12 @@
 
 from .answer import Answer, Chain, Origin, Source
 from .coverage import Coverage, Miss
-from .export import SCHEMA_VERSION, export_json, import_json
+from .export import SCHEMA_VERSION, Exported, export_json, import_json
+from .files import read_configs, write_configs
+from .live import LiveTable
 from .lookup import load_table, lookup, shipped_configs
 from .merge import merged
+from .misses import read_misses, write_misses
 from .records import EnvironmentOf, Setting, TrialRecord
 from .store import Store, default_path
 from .table import ConfigTable
@@ -16,6 +19,8 @@ __all__ = [
     "ConfigTable",
     "Coverage",
     "EnvironmentOf",
+    "Exported",
+    "LiveTable",
     "Miss",
     "Origin",
     "Setting",
@@ -28,5 +33,9 @@ __all__ = [
     "load_table",
     "lookup",
     "merged",
+    "read_configs",
+    "read_misses",
     "shipped_configs",
+    "write_configs",
+    "write_misses",
 ]

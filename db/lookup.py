@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..kernel_templates.batch import Batch, BatchBucket
 from ..kernel_templates.errors import StoreError
@@ -16,14 +17,24 @@ from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
 from .answer import Answer, Chain
 from .engine import sqlite_path
-from .export import import_json
+from .export import Exported, read_json
+from .files import rows_of
 from .full_checks import StoredChecks
+from .losses import Loss, Losses
 from .rows import Rows, made
 from .store import PATH_VARIABLE, Store, default_path
 from .table import ConfigTable
 
 SHIPPED = Path(__file__).parent / "configs"
 """The folder of the exports that ship: one file for each GPU model, called by its `Gpu.slug`."""
+
+
+class _Stored(NamedTuple):
+    """The best configs of a database, its full checks and the losses that were measured there."""
+
+    rows: Rows[Any] | None
+    checks: StoredChecks
+    losses: list[Loss]
 
 
 def lookup(spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
@@ -45,10 +56,16 @@ def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Seque
     when `where` is given, is there and cannot be read; the default database is then set aside with a warning, as is a
     file.
     """
-    best, checks = _checked(where)
-    own = [best] if best is not None else []
-    named = [made(_of_file(path, "exported configs"), "file", checks.judge) for path in files]
-    return ConfigTable([*own, *named, made(shipped_configs(gpu), "shipped", checks.judge)], _environment, chain)
+    own, checks, losses = _checked(where)
+    places = [own] if own is not None else []
+    for path in files:
+        with _set_aside("exported configs"):
+            rows, exported = rows_of(path, checks.judge)
+            places.append(rows)
+            losses = [*losses, *exported.losses]
+    shipped = _shipped(gpu)
+    places.append(made(shipped.configs, "shipped", checks.judge))
+    return ConfigTable(places, _environment, chain, Losses([*losses, *shipped.losses]))
 
 
 def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
@@ -57,23 +74,31 @@ def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
     A file that cannot be read is set aside with a warning; what it holds about another GPU than its name says is never
     served.
     """
-    found: list[BestConfig] = []
+    return _shipped(gpu).configs
+
+
+def _shipped(gpu: Gpu | None) -> Exported:
+    found = Exported([])
     for path in sorted(SHIPPED.glob("*.json")):
         if gpu is None or path.stem == gpu.slug:
-            found += (config for config in _of_file(path, "shipped configs") if config.gpu.slug == path.stem)
+            with _set_aside("shipped configs"):
+                exported = read_json(path)
+                found.configs.extend(config for config in exported.configs if config.gpu.slug == path.stem)
+                found.losses.extend(exported.losses)
     return found
 
 
-def _of_file(path: str | os.PathLike[str], what: str) -> list[BestConfig]:
+@contextmanager
+def _set_aside(what: str) -> Generator[None]:
+    """Turns a file that cannot be read into a warning."""
     try:
-        return import_json(path)
+        yield
     except StoreError as error:
-        warnings.warn(f"a file of {what} is set aside: {error}", stacklevel=4)
-        return []
+        warnings.warn(f"a file of {what} is set aside: {error}", stacklevel=5)
 
 
-def _checked(where: str | None) -> tuple[Rows[Any] | None, StoredChecks]:
-    """The configs of the database, where there is one, and its full checks."""
+def _checked(where: str | None) -> _Stored:
+    """What the database holds, nothing where there is none."""
     try:
         return _read(where or default_path())
     except (StoreError, OSError) as error:
@@ -81,17 +106,17 @@ def _checked(where: str | None) -> tuple[Rows[Any] | None, StoredChecks]:
         if where:
             raise
         warnings.warn(f"the user's database is set aside: {error}", stacklevel=3)
-        return None, StoredChecks()
+        return _Stored(None, StoredChecks(), [])
 
 
-def _read(where: str) -> tuple[Rows[Any] | None, StoredChecks]:
+def _read(where: str) -> _Stored:
     path = sqlite_path(where)
     if path is not None and not path.exists():
-        return None, StoredChecks()
+        return _Stored(None, StoredChecks(), [])
     with Store.open(where, create=False) as store:
         snapshot = store.snapshot()
     checks = StoredChecks(snapshot.checks, snapshot.name)
-    return snapshot.rows(checks), checks
+    return _Stored(snapshot.rows(checks), checks, snapshot.losses())
 
 
 @functools.lru_cache(maxsize=8)

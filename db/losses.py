@@ -6,13 +6,21 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Protocol, cast
+
+from sqlalchemy import UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
 
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import TunerError
 from ..kernel_templates.outcome import BestConfig
 from ..kernel_templates.variant import Variant
 from .answer import Answer, Source
+from .models import Base
+
+# Leaving one of so many out asks a table of all the others, which takes some milliseconds.
+_MOST = 256
 
 TimesOf = Callable[[BestConfig], Mapping[Variant, float]]
 """The median times in milliseconds of the variants that were timed in the setting of a config."""
@@ -37,8 +45,36 @@ class Loss:
     def __post_init__(self) -> None:
         if self.source not in ("bucket", "neighbour", "heuristic") or self.upto not in _UPTO or self.shapes < 1:
             raise TunerError(f"no loss is kept of {self.shapes} answers of source {self.source!r} up to {self.upto}")
-        if not math.isfinite(self.loss):
+        if not math.isfinite(self.loss) or self.loss < -1:
             raise TunerError(f"a loss is a finite number, not {self.loss}")
+
+
+class LossRow(Base):
+    """One `Loss`, in the columns of its fields."""
+
+    __tablename__ = "losses"
+    __table_args__ = (UniqueConstraint("gpu_name", "source", "upto"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    gpu_name: Mapped[str]
+    source: Mapped[str]
+    upto: Mapped[float]
+    shapes: Mapped[int]
+    loss: Mapped[float]
+
+    @property
+    def label(self) -> str:
+        """What a message calls the row."""
+        return f"row {self.id} of table {self.__tablename__}"
+
+    @classmethod
+    def of(cls, loss: Loss) -> LossRow:
+        """The row of `loss`."""
+        return cls(**asdict(loss))
+
+    def record(self) -> Loss:
+        """The loss that `of` was given. Raises one of `models.UNREADABLE` for a row that no loss has made."""
+        return Loss(self.gpu_name, cast(Source, self.source), float(self.upto), int(self.shapes), float(self.loss))
 
 
 class Losses:
@@ -63,6 +99,22 @@ class Losses:
         # Of two equally near, the larger distance: rather too much is expected than too little.
         nearest = min(known, key=lambda upto: (abs(_UPTO.index(upto) - at), -upto))
         return max(0.0, known[nearest])
+
+
+class Stored(Protocol):
+    """What a `Store` does here."""
+
+    def best_configs(self, *, gpu_name: str) -> list[BestConfig]:
+        """The best configs of a GPU model."""
+        ...
+
+    def times(self, config: BestConfig) -> Mapping[Variant, float]:
+        """The median times in milliseconds of the variants that were timed in the setting of a config."""
+        ...
+
+    def put_losses(self, gpu_name: str, losses: Iterable[Loss]) -> None:
+        """Keep these losses in the place of all others of a GPU model."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +163,17 @@ def pooled(left_out: Iterable[LeftOut]) -> list[Loss]:
             answer = each.answer
             groups[each.config.gpu.name, answer.source, _band(answer.distance)].append(each.loss)
     return [Loss(*group, len(losses), statistics.median(losses)) for group, losses in sorted(groups.items())]
+
+
+def measure_losses(store: Stored, gpu_name: str) -> list[Loss]:
+    """Leave out in turn each shape that was tuned on a GPU model, and keep in `store` what is lost.
+
+    Of many, those that were measured last.
+    """
+    configs = sorted(store.best_configs(gpu_name=gpu_name), key=lambda config: config.measured_at)
+    losses = pooled(leave_one_out(configs[-_MOST:], store.times))
+    store.put_losses(gpu_name, losses)
+    return losses
 
 
 def _band(distance: float | None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from .models import UNREADABLE, BestRow
 T = TypeVar("T")
 
 _SLOT = ("spec", "page_size", "gpu_name", "gpu_num_sms", "gpu_capability")
+
+# Of rows that are set aside together, so many are named.
+_NAMED = 20
 
 COLUMNS = (
     *_SLOT, "bucket", "batch", "variant", "template", "regime", "samples_ms", "plan_ms", "default_samples_ms",
@@ -83,6 +87,11 @@ class Rows(Generic[T]):
             except UNREADABLE as error:
                 bad.append(f"{self.label(item)} cannot be read: {error}")
 
+    def lent(self, own: Slot, lender: str) -> list[Slot]:
+        """The slots of the GPU called `lender` that are like `own`, of any number of multiprocessors."""
+        return [slot for slot in self.slots if slot._replace(gpu_name=own.gpu_name, num_sms=own.num_sms) == own
+                and slot.gpu_name == lender != own.gpu_name]
+
     def configs(self, bad: list[str]) -> Iterator[BestConfig]:
         """All configs; the labels and reasons of those that cannot be read are added to `bad`."""
         bad += self.unreadable
@@ -95,6 +104,14 @@ class Rows(Generic[T]):
                     continue
                 if config is not None:
                     yield config
+
+
+def set_aside(bad: Sequence[str]) -> None:
+    """Warn, once, of all that is set aside: labels and reasons."""
+    if bad:
+        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        warnings.warn("tuned configs that cannot be used here are set aside: " + "; ".join(bad[:_NAMED]) + more,
+                      stacklevel=4)
 
 
 def label_of(config: BestConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from sqlalchemy import ColumnElement, Connection, select
 from sqlalchemy.exc import OperationalError
 
 from .full_checks import FullCheckRow, StoredChecks
-from .models import BestRow
+from .losses import Loss, LossRow
+from .models import UNREADABLE, BestRow
 from .rows import COLUMNS, Rows, stored
 
 Values = Sequence[Sequence[Any]]
@@ -19,21 +21,37 @@ Values = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The best configs and full checks of database `name`: rows of values in the order of their columns."""
+    """The best configs, full checks and losses of database `name`: rows of values in the order of their columns."""
 
     name: str
     best: Values
     checks: Values
+    lost: Values
 
     @classmethod
     def read(cls, connection: Connection, name: str) -> Snapshot:
         """The snapshot within the transaction of `connection`."""
         best = [BestRow.__table__.columns[column] for column in ("id", *COLUMNS)]
-        return cls(name, _values(connection, best), _values(connection, FullCheckRow.__table__.columns))
+        others = (_values(connection, model.__table__.columns) for model in (FullCheckRow, LossRow))
+        return cls(name, _values(connection, best), *others)
 
     def rows(self, checks: StoredChecks) -> Rows[Sequence[Any]]:
         """The best configs for a table; `checks` says which of them are served."""
         return stored(self.best, f"table {BestRow.__tablename__} in database {self.name!r}", "database", checks.judge)
+
+
+    def losses(self) -> list[Loss]:
+        """The losses; one that cannot be read is left out, with a warning."""
+        names = [column.name for column in LossRow.__table__.columns]
+        losses: list[Loss] = []
+        for values in self.lost:
+            row = LossRow(**dict(zip(names, values, strict=True)))
+            try:
+                losses.append(row.record())
+            except UNREADABLE as error:
+                warnings.warn(f"{row.label} in database {self.name!r} cannot be read and is set aside: {error}",
+                              stacklevel=4)
+        return losses
 
 
 def _values(connection: Connection, columns: Iterable[ColumnElement[Any]]) -> Values:

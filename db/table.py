@@ -22,7 +22,7 @@ from .coverage import Asked, Coverage, Question
 from .losses import Losses
 from .models import UNREADABLE
 from .records import EnvironmentOf
-from .rows import Row, Rows, Slot, made
+from .rows import Row, Rows, Slot, made, set_aside
 
 __all__ = ["Answer", "Chain", "ConfigTable", "Origin", "Source"]
 
@@ -30,9 +30,6 @@ __all__ = ["Answer", "Chain", "ConfigTable", "Origin", "Source"]
 _REGIMES = ("graph", "eager", "interpreter", "cold", "warm", "burst", "sustained")
 
 _PARTS = ("short", "long")
-
-# Of rows that are set aside together, so many are named.
-_NAMED = 20
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +105,7 @@ class ConfigTable:
         read: list[tuple[Origin, BestConfig]] = [
             (place.origin, config) for place in self._places for config in place.configs(bad)
         ]  # fmt: skip
-        _set_aside(bad)
+        set_aside(bad)
         return read
 
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
@@ -195,14 +192,14 @@ class ConfigTable:
         own = Slot.of(spec, page_size, gpu)
         for rank, place in enumerate(self._places):
             bad += place.unreadable
-            for slot in [own] if lender is None else _lent(place, own, lender):
+            for slot in [own] if lender is None else place.lent(own, lender):
                 for row in place.read(slot, bad):
                     reason = why_invalid(row.variant, spec, gpu)
                     if reason is None:
                         found[row.bucket].append(_Held(row, place.origin, rank))
                     else:
                         bad.append(f"{row.label()}: {reason}")
-        _set_aside(bad)
+        set_aside(bad)
         return dict(found)
 
     def _judge(self, held: _Held, gpu: Gpu) -> tuple[_Judged, ...]:
@@ -215,7 +212,7 @@ class ConfigTable:
         try:
             config = held.row.config()
         except UNREADABLE as error:
-            _set_aside([f"{held.row.label()} cannot be read: {error}"])
+            set_aside([f"{held.row.label()} cannot be read: {error}"])
             return
         # Times from the interpreter under a GPU's name, or the reverse, are no evidence about either.
         if config is None or config.gpu.is_interpreter != (config.timing.regime.capture == "interpreter"):
@@ -236,20 +233,6 @@ class ConfigTable:
             # An installed template that is broken must not end an engine that can do without.
             warnings.warn(f"the configs of template {template!r} are set aside: {error}", stacklevel=2)
             return None
-
-
-def _lent(place: Rows[Any], own: Slot, lender: str) -> list[Slot]:
-    """The slots of the GPU called `lender` that are like `own`, of any number of multiprocessors."""
-    return [slot for slot in place.slots
-            if slot._replace(num_sms=own.num_sms) == own._replace(gpu_name=lender) and lender != own.gpu_name]
-
-
-def _set_aside(bad: Sequence[str]) -> None:
-    """Warn, once, of all that is set aside."""
-    if bad:
-        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        warnings.warn("tuned configs that cannot be used here are set aside: " + "; ".join(bad[:_NAMED]) + more,
-                      stacklevel=4)
 
 
 def _is_stale(measured: Environment, present: Environment) -> bool:
@@ -295,12 +278,15 @@ def _exact(answers: Sequence[Answer]) -> dict[Batch | BatchBucket, Answer]:
 
 
 def _preference(judged: _Judged) -> tuple[object, ...]:
-    """Sorts the better config first; the last parts only make the choice the same on every rank."""
-    config = judged.config
+    """Sorts what answers first to the front."""
+    return (judged.stale, judged.rank, *merit(judged.config))
+
+
+def merit(config: BestConfig) -> tuple[object, ...]:
+    """Sorts the better of configs that are tuned alike first; the last parts only make the choice the same on all
+    ranks."""
     regime = config.timing.regime
     return (
-        judged.stale,
-        judged.rank,
         not config.full_check,
         *(_REGIMES.index(part) for part in (regime.capture, regime.l2, regime.load)),
         config.timing.median_ms,
