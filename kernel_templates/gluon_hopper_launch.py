@@ -41,6 +41,7 @@ class GluonHopperLauncher(WorkListLauncher):
             tma=True,
             heads_first=v.text("order") == "heads",
             partials=getattr(torch, v.text("partials")),
+            last_merges=v.text("reduction") == "last_program",
         )
 
     def segments(self, tiles: Tiles) -> IntArray:
@@ -70,15 +71,15 @@ class GluonHopperLauncher(WorkListLauncher):
         dispatch = self.variant.text("dispatch")
         programs = num_units if dispatch == "grid" else min(num_units, self.gpu.num_sms)
         arguments = (
-            self._items, self._counts, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out, t.block_table,
-            *self._partial, self._partial[1].stride(0), spec.softmax_scale * LOG2_E, *t.q.stride()[:2],
-            *t.out.stride()[:2], t.block_table.stride(0), *view,
+            self._items, self._merges, self._counts, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out,
+            t.block_table, *self._partial, self._counters, self._partial[1].stride(0), spec.softmax_scale * LOG2_E,
+            *t.q.stride()[:2], *t.out.stride()[:2], t.block_table.stride(0), *view,
         )  # fmt: skip
         constants: dict[str, Any] = {
             "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size, "CHUNK": chunk,
             "BLOCK_N": c.long.block_n, "STAGES": c.num_stages, "REGISTERS": self.variant.number("registers"),
-            "HEADS_FIRST": c.heads_first, "DYNAMIC": dispatch == "dynamic", "PDL": self.overlaps_reduction,
-            "num_warps": c.num_warps,
+            "HEADS_FIRST": c.heads_first, "DYNAMIC": dispatch == "dynamic", "LAST_MERGES": c.last_merges,
+            "PDL": self.overlaps_reduction, "num_warps": c.num_warps,
         }  # fmt: skip
         self.start(gluon_attention_kernel, (programs,), arguments, constants)
 

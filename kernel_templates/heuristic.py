@@ -46,15 +46,16 @@ _TWO_LAUNCH = ((64, 64, 128, 4, 4, 4, "heads"), (128, 64, 64, 8, 2, 2, "items"))
 # Of `fused`, these many are tried before a pair of each of the other templates.
 _LIKELIEST = 4
 # Of `gluon_hopper`, for batches of both kinds and of one: block_n, stages, waves, the weight of a key in a long tile,
-# grid order, schedule, dispatch. Narrow tiles are for large heads.
+# grid order, schedule, dispatch, and the reduction where it is no kernel. Narrow tiles are for large heads.
 _HOPPER_HYBRID = (
     (128, 3, 4, 1, "items", "long_first", "grid"),
     (128, 3, 2, 2, "heads", "interleaved", "grid"),
     (128, 2, 1, 1, "items", "long_first", "persistent"),
     (128, 3, 4, 1, "items", "long_first", "dynamic"),
-    (128, 2, 2, 1, "items", "long_first", "dynamic"),
+    # A multiprocessor reads or multiplies: units of both kinds run side by side, and whoever is done takes the next.
+    (128, 3, 2, 2, "heads", "interleaved", "dynamic"),
+    (128, 3, 2, 4, "items", "long_first", "dynamic"),
     (64, 6, 4, 1, "items", "long_first", "grid"),
-    (64, 2, 4, 1, "items", "long_first", "grid"),
 )
 _HOPPER_LONG = (
     (128, 2, 1, 1, "items", "long_first", "grid"),
@@ -71,6 +72,9 @@ _HOPPER_SHORT = (
     (128, 2, 2, 1, "heads", "long_first", "persistent"),
     (64, 4, 2, 1, "heads", "long_first", "dynamic"),
     (64, 4, 2, 1, "heads", "long_first", "persistent"),
+    # Where few keys are cut, each tile's few partial results are merged at once.
+    (128, 2, 2, 1, "heads", "long_first", "persistent", "last_program"),
+    (64, 4, 2, 1, "heads", "long_first", "dynamic", "last_program"),
     (64, 2, 1, 1, "heads", "long_first", "grid"),
 )
 
@@ -89,11 +93,14 @@ def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gp
 
 
 def _hopper(bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
-    names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch")
+    """Variants of `gluon_hopper`, in pairs as those of `_fused`."""
+    names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch", "reduction")
+    rest = {"registers": 240, "partials": "float32", "reduction": "kernel"}
     has_long, has_short = bucket.has_part("long"), bucket.has_part("short")
     for row in _HOPPER_HYBRID if has_long and has_short else _HOPPER_LONG if has_long else _HOPPER_SHORT:
-        values = dict(zip(names, row, strict=True))
-        yield (Variant.of("gluon_hopper", page_size, {**values, "registers": 240, "partials": "float32"}),)
+        variant = Variant.of("gluon_hopper", page_size, {**rest, **dict(zip(names, row, strict=False))})
+        # Tiles of large heads leave room for no more.
+        yield variant, variant.replace(num_stages=2)
 
 
 def _fused(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:

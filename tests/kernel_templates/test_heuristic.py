@@ -106,3 +106,16 @@ def test_a_short_search_tries_two_of_each_template_that_suits_the_batch(batch: s
         assert count["persistent"] == 2
         assert count["two_launch"] == (2 if is_hybrid else 0)
         assert count["fused"] >= 4
+
+
+def test_hybrid_batches_on_hopper_try_both_kinds_side_by_side_whichever_unit_is_next():
+    spec, bucket = AttentionSpec(32, 8, 128), BatchBucket.of(Batch.parse(BATCHES[0]))
+    found = [v for v in candidates(spec, bucket, 16, TARGETS["sm_90"]) if v.template == "gluon_hopper"]
+    assert {(v.text("dispatch"), v.text("schedule")) for v in found} >= {
+        ("grid", "interleaved"), ("dynamic", "interleaved"), ("dynamic", "long_first"), ("persistent", "long_first"),
+    }  # fmt: skip
+    # Heads of 256 have few stages, and none the less a candidate for each kind of batch.
+    for text in BATCHES:
+        wide = candidates(AttentionSpec(8, 2, 256), BatchBucket.of(Batch.parse(text)), 16, TARGETS["sm_90"])
+        assert wide[0].template == "gluon_hopper"
+        assert wide[0].number("num_stages") == 2

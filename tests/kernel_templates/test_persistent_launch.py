@@ -143,8 +143,9 @@ CAPTURED: list[tuple[str, dict[str, Value]]] = [
     ("two_launch", {}),
     *((template, {"reduction": reduction, "partials": partials}) for template in ("fused", "persistent")
       for reduction in ("kernel", "last_program") for partials in ("float32", "bfloat16")),
-    *(("gluon_hopper", {"dispatch": dispatch, "partials": partials, "num_stages": 3})
-      for dispatch in ("grid", "persistent", "dynamic") for partials in ("float32", "bfloat16")),
+    *(("gluon_hopper", {"dispatch": dispatch, "partials": partials, "num_stages": 3, "reduction": reduction})
+      for dispatch in ("grid", "persistent", "dynamic")
+      for reduction, partials in (("kernel", "float32"), ("kernel", "bfloat16"), ("last_program", "float32"))),
 ]  # fmt: skip
 
 
@@ -196,7 +197,7 @@ def test_layers_one_after_another_do_not_disturb_one_another(template: str, chan
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", ["fused", "persistent"])
+@pytest.mark.parametrize("template", ["fused", "persistent", "gluon_hopper"])
 def test_who_is_last_makes_no_difference(template: str):
     gpu = present_gpu()
     assert gpu is not None
