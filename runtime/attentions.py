@@ -3,10 +3,11 @@
 # pyright: basic
 from __future__ import annotations
 
-import itertools
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..kernel_templates.errors import BatchError
 from ..kernel_templates.spec import AttentionSpec
@@ -20,18 +21,22 @@ FEWEST_SEQS = 1024
 class HostLengths(NamedTuple):
     """The query tokens of each sequence, and those in the cache before them."""
 
-    query_lens: list[int]
-    context_lens: list[int]
+    query_lens: NDArray[np.int32]
+    context_lens: NDArray[np.int32]
 
     @classmethod
     def read(cls, cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor) -> HostLengths:
         """Those of tensors [num_seqs + 1] and [num_seqs] on any device, which is waited for."""
-        starts, kv_lens = cu_seqlens_q.tolist(), seqused_k.tolist()
+        starts, kv_lens = cu_seqlens_q.cpu().numpy(), seqused_k.cpu().numpy()
         if len(starts) <= len(kv_lens):
             raise BatchError(f"cu_seqlens_q must have a number more than seqused_k, not {len(starts)} and "
                              f"{len(kv_lens)}")
-        query_lens = [stop - start for start, stop in itertools.pairwise(starts[: len(kv_lens) + 1])]
-        return cls(query_lens, [kv - query for kv, query in zip(kv_lens, query_lens, strict=True)])
+        query_lens = starts[1 : len(kv_lens) + 1] - starts[: len(kv_lens)]
+        return cls(query_lens, kv_lens - query_lens)
+
+    def equals(self, other: HostLengths | None) -> bool:
+        """Whether `other` are the same lengths."""
+        return other is not None and all(map(np.array_equal, self, other))
 
 
 class Attentions:
@@ -42,7 +47,7 @@ class Attentions:
         self._made: dict[tuple[Any, ...], HybridAttention] = {}
         self._planned_for: dict[HybridAttention, HostLengths] = {}
         self._read: tuple[Any, ...] = ()
-        self._lengths = HostLengths([], [])
+        self._lengths: HostLengths
 
     def lengths(
         self, cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, on_host: torch.Tensor | None = None,
@@ -76,7 +81,7 @@ class Attentions:
         if attention is None:
             attention = HybridAttention(spec, page_size, MOST_TOKENS, max_seqs, choose=self._choose)
             self._made[key] = attention
-        if self._planned_for.get(attention) != lengths:
+        if not lengths.equals(self._planned_for.get(attention)):
             # A plan that fails leaves none behind.
             self._planned_for.pop(attention, None)
             attention.plan(*lengths)

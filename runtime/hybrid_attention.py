@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
+from numpy.typing import ArrayLike
 
 from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket
 from ..kernel_templates.device import present_gpu
@@ -20,11 +21,11 @@ from ..kernel_templates.variant import Variant
 from ..kernel_templates.work_list_launch import INTERPRETED
 from ..kernel_templates.workspace import Workspace
 from .custom_op import hybrid_attention_op, register
-from .lengths import LengthBuffers, Lengths, batch_of
+from .lengths import LengthBuffers, StepLengths
 from .step import GraphPlan, Step
 
-Chooser = Callable[[AttentionSpec, Batch, int, Gpu], Variant]
-"""Says which variant to launch for a batch of a layer, with pages of so many tokens, on a GPU."""
+Chooser = Callable[[AttentionSpec, BatchBucket, int, Gpu], Variant]
+"""Says which variant to launch for batches of a bucket, with pages of so many tokens, on a GPU."""
 
 # Keys of a segment of short and of long sequences in a batch-invariant attention. Fewer give a lone sequence more
 # programs, and more partial results to write and merge.
@@ -45,11 +46,11 @@ class FeatureTensors(TypedDict, total=False):
     tree_mask: torch.Tensor | None
 
 
-def from_default_table(spec: AttentionSpec, batch: Batch, page_size: int, gpu: Gpu) -> Variant:
+def from_default_table(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
     """The variant of `db.lookup`: the user's own database, what ships, then the heuristic."""
     from ..db.lookup import lookup
 
-    return lookup(spec, batch, page_size, gpu).variant
+    return lookup(spec, bucket, page_size, gpu).variant
 
 
 class HybridAttention:
@@ -83,7 +84,7 @@ class HybridAttention:
         self._remembered: set[object] = set()
         self._dtypes = getattr(torch, spec.dtype), getattr(torch, spec.cache_dtype)
         self._eager, self._step = Step(self), None
-        self._usual = self._usual_batch() if batch_invariant else None
+        self._usual = self._usual_bucket() if batch_invariant else None
         self.handle = register(self)
 
     @property
@@ -101,25 +102,25 @@ class HybridAttention:
         """The variant that `run` launches now. Raises `BatchError` before the first plan."""
         return self._planned().launcher(return_lse=False).variant
 
-    def plan(self, query_lens: Lengths, context_lens: Lengths) -> None:
+    def plan(self, query_lens: ArrayLike, context_lens: ArrayLike) -> None:
         """Plan the next step: for each sequence its query tokens, and its tokens that are in the cache before them.
 
         Sequences, arrays or tensors of integers on the host. `run` expects the keys and values of the query tokens in
         the cache as well. Nothing waits for the device. Raises `BatchError` for what is beyond the limits.
         """
-        batch = self.batch(query_lens, context_lens)
+        lengths = self.checked(query_lens, context_lens)
         self.check_not_capturing()
-        self._eager.begin(batch)
+        self._eager.begin(lengths)
         self.use(self._eager)
 
-    def plan_graph(self, query_lens: Lengths, context_lens: Lengths) -> GraphPlan:
+    def plan_graph(self, query_lens: ArrayLike, context_lens: ArrayLike) -> GraphPlan:
         """Plan the largest batch that a graph captured next is to serve, and choose its variant by it.
 
         The graph serves every batch with no more sequences and query tokens, of any lengths; in a batch-invariant
         attention of lengths up to the longest here. `run` once before the capture, as with any Triton kernel.
         """
         self.check_not_capturing()
-        planned = GraphPlan(self, self.batch(query_lens, context_lens))
+        planned = GraphPlan(self, self.checked(query_lens, context_lens))
         self.use(planned)
         return planned
 
@@ -164,12 +165,13 @@ class HybridAttention:
         """`run` into given tensors; features in the order of `FeatureTensors`."""
         step = self._planned()
         self._check(q, k_cache, v_cache, block_table, out)
-        (rows, _, _), (seqs, pages), outs = q.shape, block_table.shape, out.shape[0]
-        if rows < step.num_tokens or outs < step.num_tokens or seqs < step.num_seqs:
-            raise BatchError(f"{step.num_tokens} query tokens of {step.num_seqs} sequences are planned, which needs "
-                             f"as many rows of q and out and of block_table, not {rows}, {outs} and {seqs}")
-        if pages * self.page_size < step.longest_kv:
-            raise BatchError(f"the longest sequence has {step.longest_kv} keys, and a row of block_table pages for "
+        _, kv, num_tokens, longest_kv = step.lengths
+        rows, outs, (seqs, pages) = q.shape[0], out.shape[0], block_table.shape
+        if rows < num_tokens or outs < num_tokens or seqs < len(kv):
+            raise BatchError(f"{num_tokens} query tokens of {len(kv)} sequences are planned, which needs as many rows "
+                             f"of q and out and of block_table, not {rows}, {outs} and {seqs}")
+        if pages * self.page_size < longest_kv:
+            raise BatchError(f"the longest sequence has {longest_kv} keys, and a row of block_table pages for "
                              f"{pages * self.page_size}")
         lengths = self._lengths
         step.launcher(lse is not None).run(Tensors(
@@ -178,14 +180,13 @@ class HybridAttention:
 
     # What follows is for the plans.
 
-    def batch(self, query_lens: Lengths, context_lens: Lengths) -> Batch:
-        """The batch of these lengths. Raises `BatchError` for what is beyond the limits."""
-        return batch_of(query_lens, context_lens, self.max_tokens, self.max_seqs)
+    def checked(self, query_lens: ArrayLike, context_lens: ArrayLike) -> StepLengths:
+        """These lengths. Raises `BatchError` for what is beyond the limits."""
+        return StepLengths.of(query_lens, context_lens).check(self.max_tokens, self.max_seqs)
 
     def use(self, step: Step) -> None:
         """Let `run` launch `step` from now on."""
-        step.num_seqs, step.num_tokens = step.batch.num_seqs, step.batch.num_tokens
-        step.longest_kv = self._lengths.write(step.batch)
+        self._lengths.write(step.lengths)
         self._step = step
 
     def check_not_capturing(self) -> None:
@@ -193,17 +194,17 @@ class HybridAttention:
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise BatchError("a step cannot be planned while a graph is captured: plan, and run once, before")
 
-    def eager_launcher(self, batch: Batch, return_lse: bool) -> Launcher:
-        """The launcher for `batch`, kept by its variant, with room for it."""
-        variant = self._variant(batch, return_lse)
+    def eager_launcher(self, step: StepLengths, return_lse: bool) -> Launcher:
+        """The launcher for a step, kept by its variant, with room for it."""
+        variant = self._variant(step, return_lse)
         launcher = self._launchers.get(variant) or self._make(variant)
         launcher.exact_grid = True
-        longest = max(batch.kv_lens) if self._usual else 0
+        longest = step.longest_kv if self._usual else 0
         reserved = launcher.reserved or (0, 0)
-        if batch.num_seqs > reserved[0] or batch.num_tokens > reserved[1] or longest > launcher.longest_kv:
+        if step.num_seqs > reserved[0] or step.num_tokens > reserved[1] or longest > launcher.longest_kv:
             launcher.longest_kv = max(launcher.longest_kv, _power_of_two(longest))
             seqs, tokens = (max(old, _power_of_two(new)) for old, new in
-                            zip(reserved, (batch.num_seqs, batch.num_tokens), strict=True))
+                            zip(reserved, (step.num_seqs, step.num_tokens), strict=True))
             before = self._workspace.generation
             launcher.reserve(min(seqs, self.max_seqs), min(tokens, self.max_tokens), self.device)
             if self._workspace.generation != before:
@@ -212,10 +213,10 @@ class HybridAttention:
         self._launchers[variant] = launcher
         return launcher
 
-    def graph_launcher(self, largest: Batch, return_lse: bool) -> Launcher:
-        """A new launcher with room for every batch that is no larger than `largest`."""
+    def graph_launcher(self, largest: StepLengths, return_lse: bool) -> Launcher:
+        """A new launcher with room for every step that is no larger than `largest`."""
         launcher = self._make(self._variant(largest, return_lse))
-        launcher.longest_kv = max(largest.kv_lens)
+        launcher.longest_kv = largest.longest_kv
         launcher.reserve(largest.num_seqs, largest.num_tokens, self.device)
         return launcher
 
@@ -225,22 +226,22 @@ class HybridAttention:
         launcher.fixed_split = FIXED_SPLIT if self._usual else None
         return launcher
 
-    def _variant(self, batch: Batch, return_lse: bool) -> Variant:
-        """The variant chosen for `batch`; the likeliest other one where that cannot write a log-sum-exp and must."""
-        batch = self._usual or batch
-        variant = self._choose(self.spec, batch, self.page_size, self.gpu)
+    def _variant(self, step: StepLengths, return_lse: bool) -> Variant:
+        """The variant chosen for a step; the likeliest other one where that cannot write a log-sum-exp and must."""
+        bucket = self._usual or BatchBucket.of_lengths(*step.lengths)
+        variant = self._choose(self.spec, bucket, self.page_size, self.gpu)
         if variant.page_size != self.page_size:
             raise VariantError(f"variant {variant.key()!r} was chosen for pages of {self.page_size}")
         if not return_lse or template_of(variant).writes_lse:
             return variant
-        others = candidates(self.spec, BatchBucket.of(batch), self.page_size, self.gpu)
+        others = candidates(self.spec, bucket, self.page_size, self.gpu)
         return next(other for other in others if template_of(other).writes_lse)
 
-    def _usual_batch(self) -> Batch:
+    def _usual_bucket(self) -> BatchBucket:
         seqs = min(USUAL_SEQS, self.max_seqs, self.max_tokens)
         chunk = min(USUAL_CHUNK, self.max_tokens - (seqs - 1))
         first = chunk if chunk > SHORT_QUERY else 1
-        return Batch(((first, USUAL_CONTEXT), *(((1, USUAL_CONTEXT),) * (seqs - 1))))
+        return BatchBucket.of(Batch(((first, USUAL_CONTEXT), *(((1, USUAL_CONTEXT),) * (seqs - 1)))))
 
     def _planned(self) -> Step:
         if self._step is None:

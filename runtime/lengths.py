@@ -3,65 +3,76 @@
 # pyright: basic
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-from ..kernel_templates.batch import MAX_TOKENS, Batch
 from ..kernel_templates.errors import BatchError
-from ..kernel_templates.launch import query_start_locs
+from ..kernel_templates.lengths import IntArray, Lengths
 from ..kernel_templates.upload import Upload
 
-Lengths = Sequence[int] | NDArray[Any] | torch.Tensor
+
+class StepLengths(NamedTuple):
+    """The lengths of a step's sequences, their keys [num_seqs], and how many query tokens and keys there are at most.
+
+    `num_tokens` over all sequences, `longest_kv` of one.
+    """
+
+    lengths: Lengths
+    kv: IntArray
+    num_tokens: int
+    longest_kv: int
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences of the step."""
+        return len(self.kv)
+
+    @classmethod
+    def of(cls, query_lens: ArrayLike, context_lens: ArrayLike) -> StepLengths:
+        """Those of integers on the host [num_seqs]. Raises `BatchError` for any other."""
+        lengths = Lengths.of(_on_host("query_lens", query_lens), _on_host("context_lens", context_lens))
+        kv = lengths.query + lengths.context
+        num_tokens = int(lengths.query.sum())
+        if not num_tokens:
+            raise BatchError("a batch needs at least one query token")
+        return cls(lengths, kv, num_tokens, int(kv.max()))
+
+    def check(self, max_tokens: int, max_seqs: int) -> StepLengths:
+        """These, if they are within the limits. Raises `BatchError` where they are not."""
+        if self.num_seqs > max_seqs or self.num_tokens > max_tokens:
+            raise BatchError(f"{self.num_seqs} sequences with {self.num_tokens} query tokens are more than the "
+                             f"{max_seqs} sequences and {max_tokens} query tokens that this attention was made for")
+        return self
 
 
-def batch_of(query_lens: Lengths, context_lens: Lengths, max_tokens: int, max_seqs: int) -> Batch:
-    """The batch of sequences with these lengths, within these limits. Raises `BatchError` for any other."""
-    queries, contexts = integers("query_lens", query_lens), integers("context_lens", context_lens)
-    if len(queries) != len(contexts):
-        raise BatchError(f"query_lens are of {len(queries)} sequences and context_lens of {len(contexts)}; they must "
-                         "be of as many")
-    if len(queries) > max_seqs or sum(queries) > max_tokens:
-        raise BatchError(f"{len(queries)} sequences with {sum(queries)} query tokens are more than the {max_seqs} "
-                         f"sequences and {max_tokens} query tokens that this attention was made for")
-    batch = Batch(tuple(zip(queries, contexts, strict=True)))
-    if max(contexts) > MAX_TOKENS - max_tokens:
-        raise BatchError(f"a context of {max(contexts)} tokens is too long; accepted are up to "
-                         f"{MAX_TOKENS - max_tokens}")
-    return batch
-
-
-def integers(name: str, lengths: Lengths) -> list[int]:
-    """`lengths` as a list. Raises `BatchError`, which names them, when they are no row of integers on the host."""
-    if isinstance(lengths, torch.Tensor) and lengths.device.type != "cpu":
+def _on_host(name: str, lengths: Any) -> ArrayLike:
+    if not isinstance(lengths, torch.Tensor):
+        return lengths
+    if not lengths.is_cpu:
         raise BatchError(f"{name} must be on the host, not on {lengths.device}: reading them there would wait for it")
-    try:
-        values = lengths if isinstance(lengths, list | tuple) else lengths.tolist()  # pyright: ignore
-        return list(map(operator.index, values))
-    except (TypeError, AttributeError) as error:
-        raise BatchError(f"{name} must be a row of integers, not {lengths!r:.80}") from error
+    return lengths.numpy()
 
 
 class LengthBuffers:
     """query_start_loc [max_seqs + 1] and kv_lens [max_seqs], int32 on `device`, at addresses that never change.
 
-    Past the sequences of a batch, query_start_loc says its number of query tokens, and kv_lens 0.
+    Past the sequences of a step, query_start_loc says its number of query tokens, and kv_lens 0.
     """
 
     def __init__(self, max_seqs: int, device: torch.device | str) -> None:
         self._upload = Upload(2 * max_seqs + 1, device)
         self.query_start_loc, self.kv_lens = self._upload.buffer.split((max_seqs + 1, max_seqs))
 
-    def write(self, batch: Batch) -> int:
-        """Start copying the lengths of `batch`; returned are the keys of its longest sequence."""
+    def write(self, step: StepLengths) -> None:
+        """Start copying the lengths of `step`."""
         array, stop = self._upload.array(), len(self.query_start_loc)
-        array[: batch.num_seqs + 1] = query_start_locs(batch)
-        array[batch.num_seqs + 1 : stop] = batch.num_tokens
-        kv_lens = batch.kv_lens
-        array[stop : stop + batch.num_seqs] = kv_lens
-        array[stop + batch.num_seqs :] = 0
+        starts, kv_lens, num_seqs = array[:stop], array[stop:], step.num_seqs
+        starts[0] = 0
+        np.add.accumulate(step.lengths.query, out=starts[1 : num_seqs + 1], dtype=np.int32)
+        starts[num_seqs + 1 :] = step.num_tokens
+        kv_lens[:num_seqs] = step.kv
+        kv_lens[num_seqs:] = 0
         self._upload.send(len(array))
-        return max(kv_lens)

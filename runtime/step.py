@@ -1,33 +1,32 @@
-"""What is planned: one batch, and the launchers that run it."""
+"""What is planned: one step, and the launchers that run it."""
 
 # pyright: basic
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..kernel_templates.batch import Batch
+from numpy.typing import ArrayLike
+
 from ..kernel_templates.launch import Launcher
 from ..kernel_templates.template import template_of
+from .lengths import StepLengths
 
 if TYPE_CHECKING:
     from .hybrid_attention import HybridAttention
-    from .lengths import Lengths
 
 
 class Step:
-    """A planned batch. A template that writes no log-sum-exp is joined by one that does when one is first asked for."""
+    """A planned step. A template that writes no log-sum-exp is joined by one that does when one is first asked for."""
 
     def __init__(self, attention: HybridAttention) -> None:
         self._attention = attention
-        self.batch = Batch(((1, 0),))
-        # For the checks of each run.
-        self.num_seqs = self.num_tokens = self.longest_kv = 0
+        self.lengths = StepLengths.of([1], [0])
         self._launcher: Launcher | None = None
         self._with_lse: Launcher | None = None
 
-    def begin(self, batch: Batch) -> None:
-        """Plan `batch` with the variant that suits it."""
-        self.batch, self._with_lse = batch, None
+    def begin(self, lengths: StepLengths) -> None:
+        """Plan a step with the variant that suits it."""
+        self.lengths, self._with_lse = lengths, None
         self._launcher = self._planned(return_lse=False)
         if template_of(self._launcher.variant).writes_lse:
             self._with_lse = self._launcher
@@ -44,32 +43,32 @@ class Step:
     def _planned(self, return_lse: bool) -> Launcher:
         launcher = self._made(return_lse)
         self._attention.check_not_capturing()
-        launcher.plan(self.batch, self._attention.device)
+        launcher.plan(self.lengths.lengths, self._attention.device)
         return launcher
 
     def _made(self, return_lse: bool) -> Launcher:
-        return self._attention.eager_launcher(self.batch, return_lse)
+        return self._attention.eager_launcher(self.lengths, return_lse)
 
 
 class GraphPlan(Step):
-    """The plan of one captured size: the variant chosen for its largest batch, with addresses and a grid that stay."""
+    """The plan of one captured size: the variant chosen for its largest step, with addresses and a grid that stay."""
 
-    def __init__(self, attention: HybridAttention, largest: Batch) -> None:
+    def __init__(self, attention: HybridAttention, largest: StepLengths) -> None:
         super().__init__(attention)
         self._largest = largest
         self.begin(largest)
 
-    def plan(self, query_lens: Lengths, context_lens: Lengths) -> None:
+    def plan(self, query_lens: ArrayLike, context_lens: ArrayLike) -> None:
         """Plan a step that the captured graph is then replayed for; lengths as in `HybridAttention.plan`.
 
-        Raises `BatchError` for more sequences or query tokens than the largest batch has; in a batch-invariant
+        Raises `BatchError` for more sequences or query tokens than the largest step has; in a batch-invariant
         attention, for longer sequences too.
         """
-        batch = self._attention.batch(query_lens, context_lens)
+        lengths = self._attention.checked(query_lens, context_lens)
         self._attention.check_not_capturing()
         for launcher in {id(each): each for each in (self._launcher, self._with_lse) if each}.values():
-            launcher.plan(batch, self._attention.device)
-        self.batch = batch
+            launcher.plan(lengths.lengths, self._attention.device)
+        self.lengths = lengths
         self._attention.use(self)
 
     def _made(self, return_lse: bool) -> Launcher:

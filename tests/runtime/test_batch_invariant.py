@@ -132,8 +132,8 @@ def test_what_kernels_are_compiled_with_depends_on_no_batch(variant: Variant, mo
 
 
 def of_template(template: str) -> Any:
-    def choose(spec: AttentionSpec, batch: Batch, page_size: int, gpu: Gpu) -> Variant:
-        found = candidates(spec, BatchBucket.of(batch), page_size, gpu)
+    def choose(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
+        found = candidates(spec, bucket, page_size, gpu)
         return next(variant for variant in found if variant.template == template)
 
     return choose

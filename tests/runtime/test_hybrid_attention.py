@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_samples import GPU_SPEC, SPEC, SPLIT, checker_of, made, plan, run
 
-from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import BatchError, SpecError, VariantError
 from attention_tuner.kernel_templates.fused import FUSED
@@ -48,8 +48,8 @@ def test_features_are_given_to_run(spec: AttentionSpec):
 def test_the_chooser_says_which_variant_runs_and_is_asked_once_for_each_plan():
     asked: list[tuple[object, ...]] = []
 
-    def choose(spec: AttentionSpec, batch: Batch, page_size: int, gpu: Gpu) -> Variant:
-        asked.append((spec, batch, page_size, gpu))
+    def choose(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
+        asked.append((spec, bucket, page_size, gpu))
         return SPLIT
 
     attention = made(choose=choose)
@@ -58,14 +58,15 @@ def test_the_chooser_says_which_variant_runs_and_is_asked_once_for_each_plan():
     for _ in range(2):
         assert checker.judge(run(attention, checker.tensors)).passed
     assert attention.variant == SPLIT
-    assert asked == [(SPEC, checker.batch, 16, INTERPRETER)]
+    assert asked == [(SPEC, BatchBucket.of(checker.batch), 16, INTERPRETER)]
 
 
 def test_by_default_the_table_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
     monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "none.db"))
     attention = made()
     plan(attention, "2x1@70")
-    assert attention.variant == from_default_table(SPEC, Batch.parse("2x1@70"), 16, INTERPRETER)
+    bucket = BatchBucket.of(Batch.parse("2x1@70"))
+    assert attention.variant == from_default_table(SPEC, bucket, 16, INTERPRETER)
 
 
 def test_a_variant_for_other_pages_is_refused():
@@ -77,7 +78,7 @@ def test_a_template_that_writes_no_log_sum_exp_is_replaced_where_one_is_asked_fo
     plain = dataclasses.replace(FUSED, name="plain", writes_lse=False)
     monkeypatch.setitem(templates(), "plain", plain)
     checker = checker_of("2x1@70", lse=True)
-    fused = from_default_table(SPEC, checker.batch, 16, INTERPRETER)
+    fused = from_default_table(SPEC, BatchBucket.of(checker.batch), 16, INTERPRETER)
     variant = Variant.of("plain", 16, fused.as_dict())
     attention = made(choose=lambda *_: variant)
     for text in ("2x1@70", "3x1@40"):
@@ -138,7 +139,7 @@ def test_tensors_that_are_not_the_layers_are_refused_in_a_sentence(name: str, ch
 
 def test_variants_share_one_workspace_which_does_not_grow_again():
     variants = {1: SPLIT, 2: SPLIT.replace(num_segments=8, block_n=32)}
-    attention = made(choose=lambda _, batch, *__: variants[batch.num_seqs])
+    attention = made(choose=lambda _, bucket, *__: variants[bucket.short_seqs])
     places: list[set[int]] = []
     for _ in range(3):
         for text in ("1x1@200", "2x1@200"):
@@ -180,8 +181,8 @@ def test_run_compiles_as_one_operator_and_is_not_compiled_again_for_another_plan
 
 
 def test_one_default_variant_serves_as_well():
-    attention = made(choose=lambda spec, batch, page_size, _: default_variant(spec, batch, page_size))
     checker = checker_of("1x12@5,2x1@70")
+    attention = made(choose=lambda spec, _, page_size, __: default_variant(spec, checker.batch, page_size))
     plan(attention, checker.batch)
     assert checker.judge(run(attention, checker.tensors)).passed
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from attention_samples import GPU_SPEC, SPEC, SPLIT, checker_of, made, plan, run
 
-from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.runtime.hybrid_attention import HybridAttention
+from attention_tuner.runtime.lengths import StepLengths
 from attention_tuner.runtime.step import Step
 from attention_tuner.tuner.check import Checker
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 def test_one_launcher_does_where_it_can_write_a_log_sum_exp():
     step = Step(made())
-    step.begin(Batch.parse("2x1@30"))
+    step.begin(StepLengths.of([1, 1], [30, 30]))
     assert step.launcher(return_lse=True) is step.launcher(return_lse=False)
 
 
@@ -32,16 +33,16 @@ def test_the_plan_of_a_graph_is_what_run_launches_until_another_is_made():
     with pytest.raises(BatchError, match="room is reserved for up to 3 sequences"):
         graph.plan([1] * 4, [30] * 4)
     # What could not be planned changes nothing.
-    assert graph.batch == Batch.parse("1x1@5")
+    assert graph.lengths.kv.tolist() == [6]
     assert attention.kv_lens.tolist() == [6, 0, 0, 0]
 
 
 def test_the_plan_of_a_graph_keeps_its_variant_its_addresses_and_its_grid(monkeypatch: pytest.MonkeyPatch):
-    asked: list[Batch] = []
+    asked: list[BatchBucket] = []
 
-    def choose(_: AttentionSpec, batch: Batch, *__: object) -> Any:
-        asked.append(batch)
-        return SPLIT if batch.num_seqs > 1 else SPLIT.replace(block_m=32)
+    def choose(_: AttentionSpec, bucket: BatchBucket, *__: object) -> Any:
+        asked.append(bucket)
+        return SPLIT if bucket.short_seqs > 1 else SPLIT.replace(block_m=32)
 
     attention = made(choose=choose)
     graph = attention.plan_graph([1] * 4, [90] * 4)
@@ -63,7 +64,7 @@ def test_the_plan_of_a_graph_keeps_its_variant_its_addresses_and_its_grid(monkey
     assert len(places) == 1
     assert len(grids) == 6
     assert len(set(grids)) == 2
-    assert asked == [Batch.parse("4x1@90"), *([Batch.parse("1x20@70")] * 3)]
+    assert asked == [BatchBucket.of(Batch.parse(text)) for text in ("4x1@90", *(["1x20@70"] * 3))]
     for query_lens in ([1] * 5, [5]):
         with pytest.raises(BatchError, match="room is reserved for up to 4 sequences and 4 query tokens"):
             graph.plan(query_lens, [3] * len(query_lens))
