@@ -55,7 +55,7 @@ GLUON_HOPPER = Template(
         # As those of `fused`.
         Dimension("waves", (0, 1, 2, 4, 8), changes_code=False),
         Dimension("long_weight", (1, 2, 4), changes_code=False, part="both"),
-        *(dimension for dimension in MERGE_DIMENSIONS if dimension.name != "reduction"),
+        *MERGE_DIMENSIONS,
     ),
     constraints=(
         Constraint("it needs a GPU of capability 9.0", lambda variant, spec, gpu: gpu.capability == (9, 0)),
@@ -71,7 +71,7 @@ GLUON_HOPPER = Template(
     writes_lse=False,
     sources=(
         __name__,
-        *(f"{__package__}.{name}" for name in ("fused", "gluon_attention", "gluon_compat")),
+        *(f"{__package__}.{name}" for name in ("fused", "gluon_attention", "gluon_compat", "gluon_merge")),
         *SHARED_SOURCES,
     ),
 )

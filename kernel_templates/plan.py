@@ -86,6 +86,15 @@ def equal_segments(tiles: Tiles, num_segments: int) -> IntArray:
     return np.full(len(tiles.keys), num_segments)
 
 
+def fixed_segments(tiles: Tiles, short_keys: int, long_keys: int) -> IntArray:
+    """The fewest segments for each tile that have at most so many keys, multiples of its key tile's width.
+
+    `short_keys` for tiles of short and `long_keys` for those of long sequences: where a tile is cut depends on no other
+    sequence.
+    """
+    return ceil_div(tiles.keys, of_body(tiles.cut.is_long, long_keys, short_keys))
+
+
 def work_list(
     tiles: Tiles, num_segments: IntArray, combine_rows: int, schedule: str = "long_first", short_partials: int = 1
 ) -> WorkList:

@@ -16,6 +16,7 @@ from attention_tuner.kernel_templates.plan import (
     balanced_by_part,
     balanced_segments,
     equal_segments,
+    fixed_segments,
     work_list,
 )
 from attention_tuner.kernel_templates.tiles import _cut_rows, cut_tiles  # pyright: ignore
@@ -92,6 +93,32 @@ def test_equal_segments_cover_every_key_once(
     tiles = cut_tiles(batch, group, long, short)
     work = work_list(tiles, equal_segments(tiles, segments), 4, schedule, partials)
     covered(work, batch, group, long, short)
+
+
+@given(
+    BATCHES, BODIES, BODIES, st.integers(1, 9), st.integers(1, 9), SCHEDULES, PARTIALS, st.none() | st.integers(1, 900)
+)
+@settings(deadline=None)
+def test_fixed_segments_cover_every_key_once_and_are_cut_without_regard_to_other_sequences(
+    batch: Batch, long: Body, short: Body, short_tiles: int, long_tiles: int, schedule: str, partials: int,
+    window: int | None,
+):  # fmt: skip
+    keys = 128 * short_tiles, 128 * long_tiles
+
+    def planned(batch: Batch) -> WorkList:
+        tiles = cut_tiles(batch, 4, long, short, window)
+        return work_list(tiles, fixed_segments(tiles, *keys), 4, schedule, partials)
+
+    def cuts(work: WorkList, seq: int) -> list[tuple[int, ...]]:
+        # Context, rows, the tile's first row, and the range of keys.
+        return sorted(tuple(item[1:6]) for item in work.items.tolist() if item[6] == seq)
+
+    work = planned(batch)
+    covered(work, batch, 4, long, short, window)
+    for seq, sequence in enumerate(batch.sequences):
+        assert cuts(work, seq) == cuts(planned(Batch((sequence,))), 0)
+    most = [keys[is_long] for is_long in of_long(work, batch)]
+    assert all(length <= limit for length, limit in zip(lengths(work), most, strict=True))
 
 
 @given(BATCHES, st.sampled_from((1, 4, 7)), BODIES, BODIES, st.floats(0.5, 300), st.sampled_from((1, 2, 4)), SCHEDULES)
