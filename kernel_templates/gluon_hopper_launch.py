@@ -10,15 +10,15 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .batch import Batch
 from .errors import VariantError
 from .gluon_attention import gluon_attention_kernel
 from .gluon_hopper import LONG_ROWS, SHORT_ROWS
 from .launch import LOG2_E, Tensors
-from .lengths import Lengths
+from .lengths import IntArray
 from .limits import Body
-from .plan import WorkList, balanced_segments, equal_segments, work_list
+from .plan import balanced_segments, equal_segments
 from .room import Room
+from .tiles import Tiles
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 # Up to so many waves, one item more than the programs that run at once costs a good part of the time.
@@ -45,15 +45,12 @@ class GluonHopperLauncher(WorkListLauncher):
             last_merges=v.text("reduction") == "last_program",
         )
 
-    def work_list(self, batch: Batch | Lengths) -> WorkList:
+    def segments(self, tiles: Tiles) -> IntArray:
         """Key ranges of about equal cost."""
-        tiles = self.tiles(batch)
-        segments = equal_segments(tiles, 1)
-        if self.num_balanced:
-            is_most = self.variant.number("waves") <= FEW_WAVES
-            weight = self.variant.number("long_weight")
-            segments = balanced_segments(tiles, self.num_balanced, weight, is_most)
-        return work_list(tiles, segments, self.combine_rows, self.variant.text("schedule"), self.short_partials)
+        if not self.num_balanced:
+            return equal_segments(tiles, 1)
+        is_most = self.variant.number("waves") <= FEW_WAVES
+        return balanced_segments(tiles, self.num_balanced, self.variant.number("long_weight"), is_most)
 
     def _make_room(self, room: Room, device: torch.device | str) -> None:
         super()._make_room(room, device)

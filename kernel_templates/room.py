@@ -93,6 +93,17 @@ class Limit:
             return Room(self.tiles, 0, 0)
         return Room(num_segments * self.tiles, self._entries(self.tiles, self.rows), num_partials * self.rows)
 
+    def fixed(self, short_segments: int, long_segments: int) -> Room:
+        """The room for `plan.fixed_segments` with at most so many segments for tiles of short and long sequences."""
+        short_partials = short_segments * self.short_partials
+        if short_partials == 1 and long_segments == 1:
+            return Room(self.tiles, 0, 0)
+        short_rows = min(self.rows, SHORT_QUERY * self.num_seqs * self.group_size)
+        short_tiles = self.num_seqs + short_rows // self.short.block_m
+        long_tiles = min(self.num_seqs, self.num_tokens // (SHORT_QUERY + 1)) + self.rows // self.long.block_m
+        return Room(short_segments * short_tiles + long_segments * long_tiles, self._entries(self.tiles, self.rows),
+                    short_partials * short_rows + long_segments * self.rows)
+
     def _entries(self, merged: int, rows: int) -> int:
         """The most entries, where up to `merged` tiles of `rows` rows together have partial results."""
         if not self.combine_rows:

@@ -19,7 +19,7 @@ class Upload:
         self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
         self._is_host = self.buffer.device.type == "cpu"
         self._hosts = [self.buffer] if self._is_host else [
-            torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(HOST_BUFFERS)
+            torch.zeros(size, dtype=torch.int32, device="cpu", pin_memory=True) for _ in range(HOST_BUFFERS)
         ]
         self._arrays = [host.numpy() for host in self._hosts]
         self._copied = [] if self._is_host else [torch.cuda.Event() for _ in self._hosts]

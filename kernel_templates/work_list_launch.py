@@ -17,11 +17,12 @@ from .combine import combine_kernel
 from .errors import BatchError
 from .gpu import Gpu
 from .launch import LOG2_E, Launcher, Tensors, features_of
-from .lengths import Lengths
+from .lengths import IntArray, Lengths
 from .limits import Body
-from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, Tiles, WorkList, cut_tiles
+from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, WorkList, fixed_segments, work_list
 from .room import Limit, Room
 from .spec import AttentionSpec
+from .tiles import Tiles, cut_tiles
 from .upload import Upload
 from .variant import Variant
 
@@ -81,7 +82,7 @@ class WorkListLauncher(Launcher):
     _merges: torch.Tensor
     _entries: torch.Tensor
     _counts: torch.Tensor
-    _partial: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    _partial: tuple[torch.Tensor, ...]
     _counters: torch.Tensor
     _num_items = 0
     _num_entries = 0
@@ -97,8 +98,15 @@ class WorkListLauncher(Launcher):
         """The constants of the kernel for this variant."""
 
     @abc.abstractmethod
+    def segments(self, tiles: Tiles) -> IntArray:
+        """Into how many segments to cut each tile's keys."""
+
     def work_list(self, batch: Batch | Lengths) -> WorkList:
         """The work list of `batch`."""
+        tiles = self.tiles(batch)
+        segments = fixed_segments(tiles, *self.fixed_split) if self.fixed_split else self.segments(tiles)
+        schedule = str(self.variant.as_dict().get("schedule", "long_first"))
+        return work_list(tiles, segments, self.combine_rows, schedule, self.short_partials)
 
     def tiles(self, batch: Batch | Lengths) -> Tiles:
         """The tiles of `batch`, in the shapes of the two bodies."""
@@ -123,6 +131,8 @@ class WorkListLauncher(Launcher):
 
     def room(self, limit: Limit) -> Room:
         """The room for every batch within `limit`: balanced by `waves`, else in `num_segments` segments."""
+        if self.fixed_split is not None:
+            return limit.fixed(*(max(1, -(-self.longest_kv // keys)) for keys in self.fixed_split))
         if self.num_balanced:
             return limit.balanced(self.num_balanced)
         return limit.equal(int(self.variant.as_dict().get("num_segments", 1)))
@@ -152,8 +162,13 @@ class WorkListLauncher(Launcher):
             self._make_room(Room(*room), device)
         self._write(work)
         self._num_planned = (work.num_long, needed.items - work.num_long)
-        grid = self._room if self.padded or self.reserved is not None else needed
+        grid = self._room if self.has_fixed_grid else needed
         self._num_items, self._num_entries = grid.items, grid.entries
+
+    @property
+    def has_fixed_grid(self) -> bool:
+        """Whether the grid is as large as the room, whatever is planned."""
+        return (self.padded or self.reserved is not None) and not self.exact_grid
 
     def _write(self, work: WorkList) -> None:
         """Send `work` to the device in one copy."""
@@ -183,11 +198,9 @@ class WorkListLauncher(Launcher):
         self._items, self._merges = items.view(-1, ITEM_FIELDS), merges.view(-1, MERGE_FIELDS)
         self._entries = entries.view(-1, ENTRY_FIELDS)
         rows = (self.spec.num_kv_heads, max(1, room.partial_rows))
-        self._partial = (
-            torch.empty(*rows, self.spec.value_dim, dtype=self.constants.partials, device=device),
-            torch.empty(rows, dtype=torch.float32, device=device),
-            torch.empty(rows, dtype=torch.float32, device=device),
-        )
+        of_rows = (rows, torch.float32)
+        outputs = ((*rows, self.spec.value_dim), self.constants.partials)
+        self._partial = self.workspace.take((outputs, of_rows, of_rows), self._device)
         # Each launch leaves zeros behind.
         self._counters = torch.zeros(rows if self.constants.last_merges else 1, dtype=torch.int32, device=device)
 
@@ -267,8 +280,11 @@ class WorkListLauncher(Launcher):
         """How many rows one program of the reduction merges: one of an entry's where so many programs run at once.
 
         Then each is over sooner: it has more partial results of its row on their way together. The count of entries
-        that decides is the next power of two, so that a padded grid makes no difference.
+        that decides is the next power of two, so that a padded grid makes no difference. With a fixed split always as
+        many, because they decide in which order partial results are summed.
         """
+        if self.fixed_split is not None:
+            return COMBINE_ROWS
         entries = 1 << max(0, self._num_entries - 1).bit_length()
         programs = entries * self.spec.num_kv_heads * COMBINE_ROWS
         return 1 if programs <= COMBINE_PROGRAMS * self.gpu.num_sms and not INTERPRETED else COMBINE_ROWS

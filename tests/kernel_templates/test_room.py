@@ -11,11 +11,12 @@ from attention_tuner.kernel_templates.plan import (
     WorkList,
     balanced_by_part,
     balanced_segments,
-    cut_tiles,
     equal_segments,
+    fixed_segments,
     work_list,
 )
 from attention_tuner.kernel_templates.room import Limit, Room
+from attention_tuner.kernel_templates.tiles import cut_tiles
 
 BATCHES = st.lists(
     st.tuples(st.one_of(st.integers(0, 9), st.integers(1, 300)), st.integers(0, 9000)), min_size=1, max_size=20
@@ -43,10 +44,14 @@ def test_there_is_room_for_every_batch_within_the_limit(
     tiles = cut_tiles(batch, group, long, short, window, has_tree_mask)
     assert len(tiles.cut.rows) <= limit.tiles
     assert tiles.cut.rows.max() <= max(limit.tile_rows)
+    short_keys, long_keys = 128 * num_segments, 128 * (1 + num_segments // 3)
+    longest = max(batch.kv_lens)
     for room, segments in (
         (limit.balanced(num_items), balanced_segments(tiles, num_items, weight)),
         (limit.balanced(2 * num_items), balanced_by_part(tiles, num_items)),
         (limit.equal(num_segments), equal_segments(tiles, num_segments)),
+        (limit.fixed(-(-longest // short_keys), -(-longest // long_keys)),
+         fixed_segments(tiles, short_keys, long_keys)),
     ):
         work = work_list(tiles, segments, combine_rows, "long_first", partials)
         assert room.holds(needed(work)), (room, needed(work))
