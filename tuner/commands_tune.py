@@ -76,6 +76,7 @@ def tune(
     from .run import Settings
 
     begun = time.monotonic()
+    sampler = request.sampler(sampler)
     if replay is not None:
         from .commands_replay import Wanted, replay_recording
 
@@ -83,13 +84,12 @@ def tune(
         has_layer = model or spec or tp != 1 or dtype or kv_dtype
         layers = request.layers(model, tp, dtype, spec, kv_dtype) if has_layer else ()
         wanted = Wanted(layers, batch or (), suite, page_size or ())
-        asked = Settings(trials or TRIALS, seconds, seed, request.sampler(sampler))
+        asked = Settings(trials or TRIALS, seconds, seed, sampler)
         replay_recording(replay, wanted, asked, json)
         return
     specs = request.layers(model, tp, dtype, spec, kv_dtype)
     pages = request.page_sizes(page_size or ())
     named = request.batches(batch or (), suite)
-    sampler = request.sampler(sampler)
     on = request.machine(gpu) if dry_run else request.runnable(gpu)
     tasks = request.tasks(specs, named or request.default_batches(on), pages)
     settings = Settings(
