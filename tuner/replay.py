@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..db.store import Store
@@ -27,7 +27,7 @@ class Replayed:
     Times in `result` are simulated. A variant that was skipped is no trial.
     """
 
-    recording: Recording
+    recording: Recording = field(repr=False)
     result: TaskResult
     trials: tuple[Outcome, ...]
 
@@ -39,18 +39,18 @@ class Replayed:
     @property
     def loss(self) -> float | None:
         """By which share of the optimum's time the variant that was kept is slower, as recorded; None without one."""
-        return None if self.result.best is None else self._loss(self.result.best.variant)
+        best, optimum = self.result.best, self.optimum
+        kept = best and self.recording.outcome(self.result.task, best.variant)
+        if not isinstance(kept, Timed) or optimum is None:
+            return None
+        return kept.timing.median_ms / optimum.timing.median_ms - 1
 
     def within(self, ratio: float = AS_GOOD) -> int | None:
         """After how many trials one at most `ratio` times as slow as the optimum was found, None where none was."""
-        losses = (self._loss(trial.variant) for trial in self.trials)
-        return next((n for n, loss in enumerate(losses, 1) if loss is not None and 1 + loss <= ratio), None)
-
-    def _loss(self, variant: Variant) -> float | None:
-        found, optimum = self.recording.outcome(self.result.task, variant), self.optimum
-        if not isinstance(found, Timed) or optimum is None:
-            return None
-        return found.timing.median_ms / optimum.timing.median_ms - 1
+        optimum = self.optimum
+        limit_ms = ratio * optimum.timing.median_ms if optimum else 0.0
+        timed = ((n, t) for n, t in enumerate(self.trials, 1) if isinstance(t, Timed))
+        return next((n for n, trial in timed if trial.timing.median_ms <= limit_ms), None)
 
 
 def replay(

@@ -15,11 +15,12 @@ from attention_tuner.search_spaces.files import shipped
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.replay import near, replay
 from attention_tuner.tuner.run import Listener, Progress, Settings, TaskResult
+from attention_tuner.tuner.simulated import NOT_RECORDED
 
 RECORDING = small_recording()
 ALL = 54
-# Of what is searched, and how far off the best variant may be then.
-TRIALS, TOLERATED = 150, 0.05
+# How far from the optimum a search may end after so many trials, of a few tasks: the default sampler takes seconds each.
+TRIALS, TOLERATED, FEW = 150, 0.05, 2
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
@@ -95,7 +96,7 @@ def test_a_default_that_is_not_recorded_is_no_obstacle() -> None:
     held = {v: r for v, r in RECORDING.trials[CHUNK].items() if v.number("num_warps") == 2}
     (each,) = replay(replace(RECORDING, trials={CHUNK: held}), [CHUNK], Settings(trials=30, sampler="random"))
     assert each.loss == 0
-    assert [t.reason for t in each.trials if isinstance(t, Failed)] == ["it is not in the recording"]
+    assert [t.reason for t in each.trials if isinstance(t, Failed)] == [NOT_RECORDED]
 
 
 def test_what_is_near_the_optimum_is_counted() -> None:
@@ -119,11 +120,19 @@ def test_a_replay_loads_no_torch_and_leaves_no_database(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["small.json.gz"]
 
 
+def test_every_recording_that_ships_can_be_searched() -> None:
+    for name in shipped("recordings", (".json.gz", ".json")):
+        recording = Recording.load(name)
+        for each in replay(recording, recording.tasks, Settings(trials=TRIALS, sampler="random")):
+            assert len(each.trials) >= TRIALS, (name, each.result.task)
+            assert not [t for t in each.trials if isinstance(t, Failed) and t.reason == NOT_RECORDED]
+            assert each.result.best is not None
+            assert each.result.best.speedup >= 1, (name, each.result.task)
+
+
 def test_the_search_comes_near_the_optima_of_every_recording_that_ships() -> None:
     for name in shipped("recordings", (".json.gz", ".json")):
         recording = Recording.load(name)
-        for each in replay(recording, recording.tasks, Settings(trials=TRIALS)):
+        for each in replay(recording, recording.tasks[:FEW], Settings(trials=TRIALS)):
             assert each.loss is not None, (name, each.result.task)
             assert each.loss <= TOLERATED, (name, each.result.task)
-            assert each.result.best is not None
-            assert each.result.best.speedup >= 1, (name, each.result.task)
