@@ -19,7 +19,7 @@ from attention_tuner.tuner.simulated import NOT_RECORDED
 
 RECORDING = small_recording()
 ALL = 54
-# How far from the optimum a search may end after so many trials, of a few tasks: the default sampler takes seconds each.
+# How far from the optimum a search may end after so many trials; of a few tasks, which take the sampler seconds each.
 TRIALS, TOLERATED, FEW = 150, 0.05, 2
 
 
