@@ -15,7 +15,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from ..db.table import Answer
+from ..db.answer import Answer
+from ..db.merge import Choice
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Failed, Timed, Wrong
@@ -29,6 +30,7 @@ from .jobs import Rates
 from .run import Listener, Progress, Reason, TaskResult
 from .task import Task
 from .wording import (
+    choice_text,
     config_cells,
     grouped,
     judgement,
@@ -42,6 +44,9 @@ from .wording import (
     unused,
     values,
 )
+
+# Of what a merge did not keep, so many are told one by one.
+CHOICES = 10
 
 T = TypeVar("T", Forecast, TaskResult)
 
@@ -123,6 +128,14 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """Write a line on stderr: what a program that reads stdout need not see."""
     stderr().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def note_choices(choices: Sequence[Choice]) -> None:
+    """Write on stderr what a merge did not keep and why, the first of them one by one."""
+    for choice in choices[:CHOICES]:
+        note(choice_text(choice))
+    if len(choices) > CHOICES:
+        note(f"and {len(choices) - CHOICES} more, which --json lists")
 
 
 def stderr() -> Console:

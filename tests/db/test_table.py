@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 import attention_tuner.db.table as module
 from attention_tuner.db import ConfigTable
+from attention_tuner.db.answer import Chain
+from attention_tuner.db.losses import Loss, Losses
+from attention_tuner.db.models import BestRow
+from attention_tuner.db.rows import COLUMNS, made, stored
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.errors import TunerError
+from attention_tuner.kernel_templates.errors import NotTunedError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.heuristic import heuristic_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Regime, Timing
@@ -107,9 +111,15 @@ def test_a_variant_that_cannot_run_here_is_passed_over(make_config: Make):
         make_config(variant=replace(variant, values=variant.values[1:])),
         make_config(variant=variant.replace(block_m="wide")),
     ]
-    answer = ask(ConfigTable.of([*bad, good]), good, HYBRID)
-    assert (answer.source, answer.config) == ("neighbour", good)
-    assert ask(ConfigTable.of(bad), good, HYBRID).source == "heuristic"
+    table = ConfigTable.of([*bad, good])
+    with pytest.warns(UserWarning, match="are set aside: the config 'gone:") as caught:
+        answers = [ask(table, good, batch) for batch in (HYBRID, "1x1024@16384,63x1@32768")]
+    assert [(answer.source, answer.config) for answer in answers] == [("neighbour", good)] * 2
+    (warning,) = map(str, (each.message for each in caught))
+    assert all(repr(each.variant.key()) in warning for each in bad)
+    assert good.variant.key() not in warning
+    with pytest.warns(UserWarning, match="are set aside"):
+        assert ask(ConfigTable.of(bad), good, HYBRID).source == "heuristic"
 
 
 def test_stale_configs_are_served_behind_fresh_ones(make_config: Make):
@@ -286,6 +296,7 @@ batches = st.builds(Batch, st.lists(st.tuples(st.sampled_from((1, 2, 8, 9, 64, 5
                                     min_size=1, max_size=20).map(tuple))
 
 
+@pytest.mark.filterwarnings("ignore:tuned configs that cannot be used")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=batches, page_size=st.sampled_from((16, 48, 128)), arch=st.sampled_from(((8, 0), (9, 0), (0, 0))))
 def test_every_answer_is_valid_here(make_config: Make, batch: Batch, page_size: int, arch: tuple[int, int]):
@@ -301,3 +312,95 @@ def test_every_answer_is_valid_here(make_config: Make, batch: Batch, page_size: 
     assert why_invalid(answer.variant, spec, gpu) is None
     assert answer.variant.page_size == page_size
     assert template_of(answer.variant).settle(answer.variant, BatchBucket.of(batch)) == answer.variant
+
+
+def test_of_configs_alike_that_of_the_earlier_place_answers(make_config: Make):
+    slow, fast = make_config(timing=Timing((9.0,), Regime("graph"))), make_config()
+    for first, second in ((slow, fast), (fast, slow)):
+        table = ConfigTable([made([first], "file"), made([second], "file"), made([], "shipped")])
+        answer = ask(table, slow, HYBRID)
+        assert (answer.config, answer.origin) == (first, "file")
+        assert len(table) == 2
+
+
+def test_a_strict_chain_refuses_and_says_what_it_accepts(make_config: Make):
+    config = make_config()
+    near, like_it = "1x1024@16384,63x1@32768", "1x513@16384,63x1@32768"
+    for worst, served in (("exact", [HYBRID]), ("bucket", [HYBRID, like_it]), ("neighbour", [HYBRID, like_it, near])):
+        table = ConfigTable.of([config], chain=Chain(worst))
+        for batch in (HYBRID, like_it, near):
+            if batch in served:
+                assert ask(table, config, batch).config == config
+                continue
+            with pytest.raises(NotTunedError, match=f"accepted are exact.*{'' if worst == 'exact' else worst}"):
+                ask(table, config, batch)
+        with pytest.raises(NotTunedError, match="of source 'heuristic'"):
+            table.lookup(config.shape.spec, Batch.parse(HYBRID), 32, config.gpu)
+
+
+def test_a_gpu_lends_only_where_the_chain_names_it(make_config: Make):
+    config = make_config()
+    h100 = Gpu("NVIDIA H100", (9, 0), 114, 232448, 52428800)
+    assert ask(ConfigTable.of([config]), config, HYBRID, h100).source == "heuristic"
+    table = ConfigTable.of([config], chain=Chain(like=("NVIDIA H20", "NVIDIA H200")))
+    answer = ask(table, config, HYBRID, h100)
+    assert (answer.source, answer.lender, answer.config, answer.loss) == ("neighbour", "NVIDIA H200", config, None)
+    own = ask(table, config, HYBRID)
+    assert (own.source, own.lender) == ("exact", None)
+    assert ask(table, config, HYBRID, replace(h100, capability=(10, 0))).source == "heuristic"
+    small = replace(h100, shared_memory_bytes=16384)
+    with pytest.warns(UserWarning, match="shared memory"):
+        assert ask(table, config, HYBRID, small).config is None
+
+
+def test_what_the_gpu_has_itself_comes_before_what_another_lends(make_config: Make):
+    config = make_config()
+    own = make_config("8x512@16384,63x1@32768", gpu=Gpu("NVIDIA H100", (9, 0), 114, 232448, 52428800))
+    table = ConfigTable.of([config, own], chain=Chain(like=("NVIDIA H200",)))
+    answer = ask(table, config, HYBRID, own.gpu)
+    assert (answer.config, answer.lender) == (own, None)
+    assert answer.distance == own.shape.bucket.distance(config.shape.bucket)
+
+
+def test_fall_backs_are_logged_once(make_config: Make, caplog: pytest.LogCaptureFixture):
+    config = make_config()
+    table = ConfigTable.of([config])
+    with caplog.at_level("INFO", logger="attention_tuner"):
+        for batch in (HYBRID, "1x1024@16384,63x1@32768", "1x2048@16384,63x1@32768", "64x1@40"):
+            ask(table, config, batch)
+        table.lookup(config.shape.spec, Batch.parse(HYBRID), 32, config.gpu)
+        table.lookup(config.shape.spec, Batch.parse("64x1@40"), 32, config.gpu)
+    assert [record.getMessage().split("answered by ")[1][:9] for record in caplog.records] == ["neighbour", "heuristic"]
+    assert "the order is exact, bucket, neighbour, heuristic" in caplog.text
+
+
+def test_a_loss_is_expected_by_source_and_distance(make_config: Make):
+    config = make_config()
+    losses = Losses([Loss("NVIDIA H200", "bucket", 0.0, 3, 0.01), Loss("NVIDIA H200", "neighbour", 1.0, 3, 0.04),
+                     Loss("NVIDIA H200", "heuristic", 0.0, 3, 0.3)])
+    table = ConfigTable([made([config], "database")], losses=losses)
+    batches = (HYBRID, "1x513@16384,63x1@32768", "1x1024@16384,63x1@32768")
+    assert [ask(table, config, batch).loss for batch in batches] == [0.0, 0.01, 0.04]
+    assert table.lookup(config.shape.spec, Batch.parse(HYBRID), 32, config.gpu).loss == 0.3
+    assert ask(ConfigTable.of([config]), config, batches[1]).loss is None
+
+
+def test_a_batch_far_larger_than_any_tuned_one_is_answered(make_config: Make):
+    config = make_config()
+    answer = ask(ConfigTable.of([config]), config, "512x8192@900000,60000x1@1000000")
+    assert (answer.source, answer.config) == ("neighbour", config)
+    assert answer.distance is not None
+    assert answer.distance > 30
+
+
+def test_a_row_that_cannot_be_read_is_named_in_one_warning(make_config: Make):
+    config = make_config()
+    values = tuple(getattr(BestRow.of(config), name) for name in COLUMNS)
+    rows = [(n, *values) for n in (1, 2, 3)]
+    rows[0] = (1, *(("garbage" if name == "bucket" else value) for name, value in zip(COLUMNS, values, strict=True)))
+    rows[1] = (2, *(("garbage" if name == "variant" else value) for name, value in zip(COLUMNS, values, strict=True)))
+    table = ConfigTable([stored(rows, "table best_configs", "database")])
+    with pytest.warns(UserWarning, match="row 1 of table best_configs cannot.*row 2 of table best_configs") as caught:
+        answers = [ask(table, config, batch) for batch in (HYBRID, "1x1024@16384,63x1@32768")]
+    assert [answer.config for answer in answers] == [config, config]
+    assert len(caught) == 1

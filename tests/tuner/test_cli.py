@@ -29,7 +29,7 @@ MISTAKES = [
     ("tune --model llama-3-8b --batch 1x-1@5", "'1x-1@5'"),
     ("tune --model llama-3-8b --batch 99999999999x1@5", "99999999999x1@5"),
     ("tune --model llama-3-8b --batch 99999999x1@5", "up to 65536 sequences"),
-    ("tune --model llama-3-8b --batch 1x1@9999999999", "2147483647 tokens"),
+    ("tune --model llama-3-8b --batch 1x1@9999999999", "1073741823 tokens"),
     (f"tune --model {'m' * 300}", "name too long"),
     ("tune --model llama-3-8b --db .", "cannot be opened"),
     ("tune --model llama-3-8b --page-size 17", "'17'"),
