@@ -36,6 +36,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     commands_store.export,
     commands_store.import_,
     commands_record.record,
+    commands_record.recording,
     commands_machine.doctor,
 )
 for command in _COMMANDS:

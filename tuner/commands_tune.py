@@ -61,6 +61,9 @@ def tune(
     db: options.Database = None,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Only say what would be tried, and how long it would take.")] = False,
+    replay: Annotated[str | None, typer.Option(
+        metavar="NAME|FILE", help="Search a recording, shipped or made by record, and not a GPU: all that it holds of "
+                                  "the layers, batches and page sizes named. Nothing is stored.")] = None,
     json: options.Json = False,
 ) -> None:
     """Search for the fastest variants, and store the best.
@@ -77,6 +80,17 @@ def tune(
 
     begun = time.monotonic()
     sampler = request.sampler(sampler)
+    if replay is not None:
+        from .commands_replay import Wanted, replay_recording
+
+        request.refuse_beside(
+            "--replay", from_misses=from_misses, gpu=gpu, db=db, warm=warm, eager=eager, dry_run=dry_run)
+        has_layer = model or spec or tp != 1 or dtype or kv_dtype
+        layers = request.layers(model, tp, dtype, spec, kv_dtype) if has_layer else ()
+        wanted = Wanted(layers, batch or (), suite, page_size or ())
+        asked = Settings(trials or TRIALS, seconds, seed, sampler)
+        replay_recording(replay, wanted, asked, json)
+        return
     if from_misses is None:
         specs = request.layers(model, tp, dtype, spec, kv_dtype)
         pages = request.page_sizes(page_size or ())
