@@ -189,6 +189,8 @@ def test_one_default_variant_serves_as_well():
 
 
 
+# Inductor imports what torch itself calls deprecated.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.gpu
 def test_run_compiles_with_inductor_on_a_gpu():
     attention = HybridAttention(GPU_SPEC, 16, 1024, 64)
