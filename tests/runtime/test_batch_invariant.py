@@ -19,8 +19,9 @@ from attention_tuner.kernel_templates.inputs import make_tensors
 from attention_tuner.kernel_templates.launch import make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.runtime import hybrid_attention
-from attention_tuner.runtime.hybrid_attention import FIXED_SPLIT, HybridAttention
+from attention_tuner.runtime import launchers
+from attention_tuner.runtime.hybrid_attention import HybridAttention
+from attention_tuner.runtime.launchers import FIXED_SPLIT
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -30,7 +31,7 @@ SPEC = AttentionSpec(4, 2, 64, "float32")
 
 @pytest.fixture
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hybrid_attention, "FIXED_SPLIT", (128, 256))
+    monkeypatch.setattr(launchers, "FIXED_SPLIT", (128, 256))
 
 
 def batch_around(sequence: tuple[int, int], draw: random.Random) -> tuple[Batch, int]:
@@ -85,7 +86,7 @@ def test_the_output_is_right_and_segments_are_fixed():
     checker = checker_of("1x12@700,1x1@300,1x3@20", lse=True)
     plan(attention, checker.batch)
     assert checker.judge(*run(attention, checker.tensors, return_lse=True)).passed
-    (launcher,) = attention._launchers.values()  # pyright: ignore
+    (launcher,) = attention.launchers._eager.values()  # pyright: ignore
     items = launcher._items[: launcher._num_items].tolist()  # pyright: ignore
     assert sorted((seq, start, stop) for _, _, _, _, start, stop, seq, _ in items) == [
         (0, 0, 256), (0, 256, 512), (0, 512, 712), (1, 0, 128), (1, 128, 256), (1, 256, 301), (2, 0, 23),

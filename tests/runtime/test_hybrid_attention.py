@@ -16,7 +16,8 @@ from attention_tuner.kernel_templates.launch import Tensors
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import templates
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.runtime.hybrid_attention import HybridAttention, from_default_table
+from attention_tuner.runtime.hybrid_attention import HybridAttention
+from attention_tuner.runtime.launchers import from_default_table
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -146,17 +147,17 @@ def test_variants_share_one_workspace_which_does_not_grow_again():
             checker = checker_of(text)
             plan(attention, text)
             assert checker.judge(run(attention, checker.tensors)).passed
-        launchers = attention._launchers.values()  # pyright: ignore
+        launchers = attention.launchers._eager.values()  # pyright: ignore
         places.append({launcher.workspaces()[0].data_ptr() for launcher in launchers})
     assert len(places[-1]) == 1
     assert places[1] == places[2]
-    assert attention._workspace.generation <= 2  # pyright: ignore
+    assert attention.launchers.workspace.generation <= 2  # pyright: ignore
 
 
 def test_an_eager_step_launches_no_more_programs_than_it_has_items():
     attention = made(choose=lambda *_: SPLIT)
     plan(attention, "1x1@20")
-    (launcher,) = attention._launchers.values()  # pyright: ignore
+    (launcher,) = attention.launchers._eager.values()  # pyright: ignore
     plan(attention, "4x1@20")
     plan(attention, "1x1@20")
     assert launcher._num_items == 2  # pyright: ignore
