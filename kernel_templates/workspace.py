@@ -30,7 +30,9 @@ class Workspace:
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layouts]
         steps = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
         if self._buffer.numel() < sum(steps) or self._buffer.device != torch.device(device):
-            self._buffer = torch.empty(sum(steps), dtype=torch.uint8, device=device)
+            # A tensor made in inference mode could not be written outside of it.
+            with torch.inference_mode(False):
+                self._buffer = torch.empty(sum(steps), dtype=torch.uint8, device=device)
             self.generation += 1
         parts = self._buffer[: sum(steps)].split(steps)
         return tuple(

@@ -191,6 +191,8 @@ def test_one_default_variant_serves_as_well():
 
 
 @pytest.mark.gpu
+# Of what inductor imports.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_run_compiles_with_inductor_on_a_gpu():
     attention = HybridAttention(GPU_SPEC, 16, 1024, 64)
 

@@ -221,20 +221,20 @@ def test_lengths_that_cannot_be_are_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("seq_threshold", [0, 8])
-@pytest.mark.parametrize("num_blocks", [32768, 2048])
-@pytest.mark.parametrize("soft_cap", [None, 50.0])
-@pytest.mark.parametrize("sliding_window", [None, 64, 128, 256])
+@pytest.mark.parametrize(
+    ("sliding_window", "soft_cap"), [(None, None), (64, None), (256, None), (None, 50.0), (128, 50.0)]
+)
 @pytest.mark.parametrize("head_size", [128, 256])
 @pytest.mark.parametrize("num_heads", [(4, 4), (8, 2), (5, 1)], ids=str)
 @pytest.mark.parametrize("seq_lens", [[(1, 1328), (5, 18), (129, 463)], [(1, 523), (1, 37), (1, 2011)]], ids=str)
 @torch.inference_mode()
 def test_on_a_gpu(
     seq_lens: list[tuple[int, int]], num_heads: tuple[int, int], head_size: int, sliding_window: int | None,
-    soft_cap: float | None, num_blocks: int, seq_threshold: int,
+    soft_cap: float | None,
 ):  # fmt: skip
+    # As many pages as vLLM's test has, so that offsets exceed 32 bits.
     call, expected = call_of(seq_lens, num_heads, head_size, "cuda", sliding_window=sliding_window, soft_cap=soft_cap,
-                             num_blocks=num_blocks, seq_threshold=seq_threshold)  # fmt: skip
+                             num_blocks=32768, seq_threshold=8)  # fmt: skip
     # As vLLM's test sets it.
     with torch.device("cuda"):
         unified_attention(**call)
