@@ -232,7 +232,7 @@ def test_on_a_gpu(
     seq_lens: list[tuple[int, int]], num_heads: tuple[int, int], head_size: int, sliding_window: int | None,
     soft_cap: float | None,
 ):  # fmt: skip
-    # As many pages as vLLM's test has, so that offsets exceed 32 bits.
+    # As many pages as the test of vLLM has at most.
     call, expected = call_of(seq_lens, num_heads, head_size, "cuda", sliding_window=sliding_window, soft_cap=soft_cap,
                              num_blocks=32768, seq_threshold=8)  # fmt: skip
     # As vLLM's test sets it.
