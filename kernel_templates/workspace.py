@@ -25,14 +25,14 @@ class Workspace:
         self.generation = 0
         self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
 
+    # A tensor made in inference mode could not be written outside of it.
+    @torch.inference_mode(False)
     def take(self, layouts: Sequence[Layout], device: torch.device | str) -> tuple[torch.Tensor, ...]:
         """A tensor of each shape and dtype on `device`, none overlapping another; what they hold is anything."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layouts]
         steps = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
         if self._buffer.numel() < sum(steps) or self._buffer.device != torch.device(device):
-            # A tensor made in inference mode could not be written outside of it.
-            with torch.inference_mode(False):
-                self._buffer = torch.empty(sum(steps), dtype=torch.uint8, device=device)
+            self._buffer = torch.empty(sum(steps), dtype=torch.uint8, device=device)
             self.generation += 1
         parts = self._buffer[: sum(steps)].split(steps)
         return tuple(
