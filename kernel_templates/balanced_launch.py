@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 
 from .lengths import IntArray
-from .plan import Tiles, balanced_segments, equal_segments
+from .plan import balanced_segments, equal_segments
+from .tiles import Tiles
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 

@@ -16,8 +16,9 @@ from .gluon_hopper import LONG_ROWS, SHORT_ROWS
 from .launch import LOG2_E, Tensors
 from .lengths import IntArray
 from .limits import Body
-from .plan import Tiles, balanced_segments, equal_segments
+from .plan import balanced_segments, equal_segments
 from .room import Room
+from .tiles import Tiles
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 # Up to so many waves, one item more than the programs that run at once costs a good part of the time.

@@ -14,7 +14,7 @@ from .variant import Variant
 SHARED_SOURCES = tuple(
     f"{__package__}.{name}"
     for name in ("arithmetic", "attention", "batch", "combine", "launch", "lengths", "limits", "plan", "room", "spec",
-                 "upload", "work_list_launch", "workspace")
+                 "tiles", "upload", "work_list_launch", "workspace")
 )
 
 # A thread has at most 255 registers of 4 bytes on every GPU that Triton compiles for.

@@ -1,29 +1,32 @@
 """The plan of a launch: which program computes what. Made once per engine step, used by every layer.
 
 All of it is vectorised over the batch. The keys of a tile of query rows are cut at multiples of its key tile's width.
-Columns are computed in 64 bits, where nothing overflows, and one by one, which numpy does fastest; what the kernels
-read is one matrix of 32-bit rows.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .batch import MAX_TOKENS, SHORT_QUERY, TREE_TOKENS, Batch
 from .errors import BatchError
-from .lengths import IntArray, Lengths
-from .limits import Body
-
-# The fields of an item, as the kernels' int32 read them: where the sequence's tokens start in q, its context length,
-# its rows, the tile's first row, the first key, the key after the last, the sequence, and the tile's first row in the
-# partial results (negative: the item covers all its keys and writes the output).
-ITEM_FIELDS = 8
-_Q_START, _CONTEXT_LEN, _NUM_ROWS, _FIRST_ROW, _START, _STOP, _SEQ, _SLOT = range(ITEM_FIELDS)
+from .lengths import IntArray
+from .tiles import (
+    FIRST_ROW,
+    ITEM_FIELDS,
+    KEPT,
+    MAX_ROWS,
+    SLOT,
+    START,
+    STOP,
+    FieldArray,
+    RowTiles,
+    Tiles,
+    ceil_div,
+    of_body,
+    repeat,
+)
 
 # Where the first partial result of an item's tile stands and how many there are, for the last program of the tile.
 MERGE_FIELDS = 2
@@ -32,67 +35,15 @@ MERGE_FIELDS = 2
 ENTRY_FIELDS = ITEM_FIELDS + 3
 _BASE, _NUM_PARTIALS, _ROWS = range(ITEM_FIELDS, ENTRY_FIELDS)
 
-# What the kernels number in 32 bits: rows of a batch, and rows of partial results. As for tokens, there is room above
-# for the tile that the last one is in.
-MAX_ROWS = MAX_TOKENS
-
-# The rank of an item is minus its keys, and this more for one of a long sequence, which is below any short one's. Under
-# the bits of the rank there is room for the places of more items than a memory holds.
-_LONG_FIRST = -MAX_TOKENS - 1
+# Under the bits of an item's rank there is room for the places of more items than a memory holds.
 _PLACE_BITS = 31
-
-FieldArray = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowTiles:
-    """The tiles of a batch's query rows, sequence by sequence, whatever the contexts; each column is [n].
-
-    They are kept for later steps, and never written again. fields [n, 8]: an item each that writes the output, without
-    what depends on the context. seq: its sequence. is_long: whether that is a long one. rank: as `_LONG_FIRST` says.
-    first_row, rows: of the tile. seen: query tokens that its last row sees. block_n: the keys of its key tiles, one
-    number where all agree. `num_tokens` are the query tokens of the batch.
-    """
-
-    fields: FieldArray
-    seq: IntArray
-    is_long: NDArray[np.bool_]
-    rank: IntArray
-    first_row: IntArray
-    rows: IntArray
-    seen: IntArray
-    block_n: IntArray | int
-    num_tokens: int
-
-
-class Tiles(NamedTuple):
-    """The tiles of a batch with their keys; each column is [n].
-
-    cut: their rows. fields [n, 8]: an item each, of all its keys, that writes the output. start: the first key that its
-    first row sees, or a few before. keys: how many there are from it to the last that any row sees.
-    """
-
-    cut: RowTiles
-    fields: FieldArray
-    start: IntArray
-    keys: IntArray
-
-    @property
-    def stop(self) -> IntArray:
-        """The key after the last that any row of each tile sees."""
-        return self.start + self.keys
-
-    @property
-    def key_tiles(self) -> IntArray:
-        """How many key tiles each tile reads."""
-        return _ceil_div(self.keys, self.cut.block_n)
 
 
 class WorkList(NamedTuple):
     """What the kernels read, as `ITEM_FIELDS`, `ENTRY_FIELDS` and `MERGE_FIELDS` say.
 
-    items [n, 8], of which `num_long` are of long sequences; entries [m, 11] of the reduction, or without
-    one merges [n, 2], for each item; `partial_rows` rows of partial results per KV head; `num_tokens` query tokens.
+    items [n, 8], of which `num_long` are of long sequences; entries [m, 11] of the reduction, or without one
+    merges [n, 2], for each item; `partial_rows` rows of partial results per KV head; `num_tokens` query tokens.
     """
 
     items: FieldArray
@@ -101,69 +52,6 @@ class WorkList(NamedTuple):
     merges: FieldArray
     partial_rows: int
     num_tokens: int
-
-
-def cut_tiles(
-    batch: Batch | Lengths, group_size: int, long: Body, short: Body, window: int | None = None,
-    has_tree_mask: bool = False,
-) -> Tiles:  # fmt: skip
-    """Cut the rows of each sequence (query tokens times `group_size`) into tiles of its body's `block_m` rows.
-
-    With a sliding `window` a tile's keys start where its first row's window does, at a multiple of the body's
-    `block_n`. With a tree mask tiles of the sequences that heed it read all of the sequence's own keys: what hides them
-    is not causality, nor the window. Raises `BatchError` for a batch of more than `MAX_ROWS` rows.
-    """
-    lengths = Lengths.of_batch(batch)
-    cut = _cut_rows(lengths.query.tobytes(), group_size, long, short)
-    context_len = lengths.context.take(cut.seq)
-    stop = context_len + cut.seen
-    start = np.zeros(len(stop), np.int64)
-    if window is not None:
-        first_position = context_len + cut.first_row // group_size
-        start = np.maximum(first_position + 1 - window, 0)
-    if has_tree_mask:
-        query_len = lengths.query.take(cut.seq)
-        has_words = (query_len > 1) & (query_len <= TREE_TOKENS)
-        start = np.where(has_words, np.minimum(start, context_len), start)
-        stop = np.where(has_words, context_len + query_len, stop)
-    if window is not None:
-        start = start // cut.block_n * cut.block_n
-    fields = cut.fields.copy()
-    fields[:, _CONTEXT_LEN], fields[:, _START], fields[:, _STOP] = context_len, start, stop
-    return Tiles(cut, fields, start, stop - start)
-
-
-# Most steps of an engine have the query lengths of the step before, for each of a few variants: those of decode are all
-# one, and a long prompt's chunks are of one size.
-_KEPT = 4
-
-
-@functools.lru_cache(maxsize=_KEPT)
-def _cut_rows(query_lens: bytes, group_size: int, long: Body, short: Body) -> RowTiles:
-    """The tiles of sequences of so many query tokens, the bytes of an int64 array."""
-    query_len = np.frombuffer(query_lens, np.int64)
-    ends = np.add.accumulate(query_len)
-    num_tokens = int(ends[-1])
-    if not num_tokens:
-        raise BatchError("a batch needs at least one query token")
-    if num_tokens * group_size > MAX_ROWS:
-        raise BatchError(f"cannot plan {num_tokens} query tokens of {group_size} query heads to a KV head in one "
-                         f"batch; accepted are up to {MAX_ROWS} rows, their product")
-    num_rows = query_len * group_size
-    num_tiles = _ceil_div(num_rows, _of_body(query_len > SHORT_QUERY, long.block_m, short.block_m))
-    seq, number = _repeat(num_tiles)
-    is_long = query_len.take(seq) > SHORT_QUERY
-    block_m = _of_body(is_long, long.block_m, short.block_m)
-    first_row = number * block_m
-    stop_row = np.minimum(first_row + block_m, num_rows.take(seq))
-    fields = np.zeros((len(seq), ITEM_FIELDS), np.int32)
-    fields[:, _Q_START] = (ends - query_len).take(seq)
-    fields[:, _NUM_ROWS], fields[:, _FIRST_ROW], fields[:, _SEQ] = num_rows.take(seq), first_row, seq
-    fields[:, _SLOT] = -1
-    rows, seen = stop_row - first_row, _ceil_div(stop_row, group_size)
-    block_n = _of_body(is_long, long.block_n, short.block_n)
-    rank = is_long * _LONG_FIRST
-    return RowTiles(fields, seq, is_long, rank, first_row, rows, seen, block_n, num_tokens)
 
 
 def balanced_segments(tiles: Tiles, num_items: float, long_weight: float, is_most: bool = False) -> IntArray:
@@ -204,7 +92,7 @@ def fixed_segments(tiles: Tiles, short_keys: int, long_keys: int) -> IntArray:
     `short_keys` for tiles of short and `long_keys` for those of long sequences: where a tile is cut depends on no other
     sequence.
     """
-    return _ceil_div(tiles.keys, _of_body(tiles.cut.is_long, long_keys, short_keys))
+    return ceil_div(tiles.keys, of_body(tiles.cut.is_long, long_keys, short_keys))
 
 
 def work_list(
@@ -218,21 +106,18 @@ def work_list(
     than `MAX_ROWS` rows of partial results.
     """
     cut = tiles.cut
-    if short_partials == 1 and num_segments.max() == 1:
+    is_cut = num_segments.max() > 1
+    if not is_cut and short_partials == 1:
         order, num_long = _order(tiles.keys, cut.rank, schedule)
         merges = _NO_MERGES if combine_rows else np.zeros((len(order), MERGE_FIELDS), np.int32)
         return WorkList(tiles.fields.take(order, 0), num_long, _NO_ENTRIES, merges, 0, cut.num_tokens)
-    key_tiles = tiles.key_tiles
-    per_segment = _ceil_div(key_tiles, num_segments)
-    num_segments = _ceil_div(key_tiles, per_segment)
+    length = tiles.keys
+    if is_cut:
+        key_tiles = tiles.key_tiles
+        per_segment = ceil_div(key_tiles, num_segments)
+        num_segments, length = ceil_div(key_tiles, per_segment), per_segment * cut.block_n
     partials = _partials(cut, num_segments, short_partials)
-    tile, number = _repeat(num_segments)
-    length = (per_segment * cut.block_n).take(tile)
-    offset = number * length
-    start, keys = tiles.start.take(tile) + offset, np.minimum(length, tiles.keys.take(tile) - offset)
-    items = tiles.fields.take(tile, 0)
-    items[:, _START], items[:, _STOP] = start, start + keys
-    items[:, _SLOT] = partials.slot.take(tile) + number * partials.step.take(tile)
+    tile, keys, items = _cut_keys(tiles, num_segments, length, partials)
     order, num_long = _order(keys, cut.rank.take(tile), schedule)
     entries, merges = _NO_ENTRIES, _NO_MERGES
     if combine_rows:
@@ -263,7 +148,7 @@ def _partials(cut: RowTiles, num_segments: IntArray, short_partials: int) -> Par
     """The partial results of tiles in so many segments. Raises `BatchError` for more than `MAX_ROWS` rows."""
     num, step = num_segments, cut.rows
     if short_partials > 1:
-        per_segment = _of_body(cut.is_long, 1, short_partials)
+        per_segment = of_body(cut.is_long, 1, short_partials)
         num, step = num * per_segment, step * per_segment
     # What is neither cut nor computed by several writes the output, and no partial result.
     is_split = num > 1
@@ -273,6 +158,20 @@ def _partials(cut: RowTiles, num_segments: IntArray, short_partials: int) -> Par
     if num_rows > MAX_ROWS:
         raise BatchError(f"cannot plan {num_rows} rows of partial results; accepted are up to {MAX_ROWS}")
     return Partials(num, np.where(is_split, ends - taken, -1), step, num_rows)
+
+
+def _cut_keys(
+    tiles: Tiles, num_segments: IntArray, length: IntArray, partials: Partials
+) -> tuple[IntArray, IntArray, FieldArray]:
+    """The items of tiles in segments of so many keys, tile by tile: the tile of each, its keys, and its fields."""
+    tile, number = repeat(num_segments)
+    length = length.take(tile)
+    offset = number * length
+    start, keys = tiles.start.take(tile) + offset, np.minimum(length, tiles.keys.take(tile) - offset)
+    items = tiles.fields.take(tile, 0)
+    items[:, START], items[:, STOP] = start, start + keys
+    items[:, SLOT] = partials.slot.take(tile) + number * partials.step.take(tile)
+    return tile, keys, items
 
 
 def _entries(cut: RowTiles, partials: Partials, combine_rows: int) -> FieldArray:
@@ -285,15 +184,15 @@ def _entries(cut: RowTiles, partials: Partials, combine_rows: int) -> FieldArray
     return entries
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=KEPT)
 def _row_blocks(cut: RowTiles, combine_rows: int) -> tuple[IntArray, IntArray, FieldArray]:
     """All tiles in blocks of `combine_rows` rows: the tile of each, its first row there, its entry if it is split."""
-    tile, number = _repeat(_ceil_div(cut.rows, combine_rows))
+    tile, number = repeat(ceil_div(cut.rows, combine_rows))
     offset = number * combine_rows
     fields = np.zeros((len(cut.rows), ENTRY_FIELDS), np.int32)
     fields[:, :ITEM_FIELDS], fields[:, _ROWS] = cut.fields, cut.rows
     blocks = fields.take(tile, 0)
-    blocks[:, _FIRST_ROW] += offset.astype(np.int32)
+    blocks[:, FIRST_ROW] += offset.astype(np.int32)
     return tile, offset, blocks
 
 
@@ -308,18 +207,3 @@ def _order(keys: IntArray, rank: IntArray, schedule: str) -> tuple[IntArray, int
         place = np.concatenate((np.arange(0.5, num_long) / num_long, np.arange(0.5, num_short) / num_short))
         order = order.take(place.argsort(kind="stable"))
     return order, num_long
-
-
-def _repeat(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """The number of each row as many times as its count says, and the number of each copy among them: 0, 1, ..."""
-    row = np.arange(len(counts)).repeat(counts)
-    return row, np.arange(len(row)) - (np.add.accumulate(counts) - counts).take(row)
-
-
-def _of_body(is_long: NDArray[np.bool_], long: int, short: int) -> IntArray | int:
-    """What is `long` where a sequence is long, and `short` elsewhere; one number where both are equal."""
-    return long if long == short else np.where(is_long, long, short)
-
-
-def _ceil_div(a: IntArray, b: IntArray | int) -> IntArray:
-    return -(a // -b)

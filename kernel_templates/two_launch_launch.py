@@ -10,7 +10,8 @@ import torch
 from .batch import Batch
 from .launch import Tensors
 from .lengths import IntArray, Lengths
-from .plan import Tiles, balanced_by_part, equal_segments
+from .plan import balanced_by_part, equal_segments
+from .tiles import Tiles
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from .lengths import IntArray
-from .plan import Tiles, equal_segments
+from .plan import equal_segments
+from .tiles import Tiles
 from .unified import bodies
 from .work_list_launch import KernelConstants, WorkListLauncher
 

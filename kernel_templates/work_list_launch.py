@@ -19,18 +19,10 @@ from .gpu import Gpu
 from .launch import LOG2_E, Launcher, Tensors, features_of
 from .lengths import IntArray, Lengths
 from .limits import Body
-from .plan import (
-    ENTRY_FIELDS,
-    ITEM_FIELDS,
-    MERGE_FIELDS,
-    Tiles,
-    WorkList,
-    cut_tiles,
-    fixed_segments,
-    work_list,
-)
+from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, WorkList, fixed_segments, work_list
 from .room import Limit, Room
 from .spec import AttentionSpec
+from .tiles import Tiles, cut_tiles
 from .upload import Upload
 from .variant import Variant
 

@@ -9,19 +9,17 @@ from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import SHORT_QUERY, TREE_TOKENS, Batch
 from attention_tuner.kernel_templates.errors import BatchError
-from attention_tuner.kernel_templates.lengths import Lengths
 from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.plan import (
     WorkList,
-    _cut_rows,  # pyright: ignore
     _row_blocks,  # pyright: ignore
     balanced_by_part,
     balanced_segments,
-    cut_tiles,
     equal_segments,
     fixed_segments,
     work_list,
 )
+from attention_tuner.kernel_templates.tiles import _cut_rows, cut_tiles  # pyright: ignore
 
 QUERY_LENS = st.integers(1, 40) | st.integers(60, 70)
 BATCHES = st.lists(st.tuples(QUERY_LENS, st.integers(0, 3000)), min_size=1, max_size=12).map(
@@ -151,18 +149,6 @@ def test_a_window_is_covered_once_and_balanced_by_the_keys_inside_it(
     covered(work, batch, group, long, short, window, has_tree_mask)
 
 
-@pytest.mark.parametrize("window", [2**31 - 1, 2**40])
-def test_a_window_longer_than_any_sequence_is_none(window: int):
-    batch, body = Batch.parse("1x30@1000000000,2x1@9"), Body(16, 16)
-    assert np.array_equal(cut_tiles(batch, 4, body, body, window).fields, cut_tiles(batch, 4, body, body).fields)
-
-
-def test_lengths_in_arrays_are_planned_as_the_batch_of_them():
-    batch, body = Batch.parse("1x30@100,2x1@9"), Body(16, 16)
-    lengths = Lengths.of(np.array([30, 1, 1], np.int32), np.array([100, 9, 9]))
-    assert np.array_equal(cut_tiles(lengths, 4, body, body).fields, cut_tiles(batch, 4, body, body).fields)
-
-
 def test_what_is_kept_of_earlier_query_lengths_is_of_the_same_tiles_and_does_not_change():
     texts = ("1x30@100,2x1@9", "1x30@7,2x1@50", "2x1@9,1x30@100")
     bodies = ((Body(16, 16), Body(16, 16)), (Body(32, 16), Body(16, 16)))
@@ -182,17 +168,6 @@ def test_what_is_kept_of_earlier_query_lengths_is_of_the_same_tiles_and_does_not
     assert [plan(*case) for case in cases] == planned
 
 
-@pytest.mark.parametrize("batch", ["1x1073741823@0", "65536x8192@0"])
-def test_more_rows_than_kernels_can_count_are_refused(batch: str):
-    with pytest.raises(BatchError, match=r"of 4 query heads to a KV head .* accepted are up to 1073741823 rows"):
-        cut_tiles(Batch.parse(batch), 4, Body(16, 16), Body(16, 16))
-
-
-def test_lengths_without_any_query_token_are_refused():
-    with pytest.raises(BatchError, match="at least one query token"):
-        cut_tiles(Lengths.of([0, 0], [9, 0]), 4, Body(16, 16), Body(16, 16))
-
-
 def test_more_rows_of_partial_results_than_kernels_can_count_are_refused():
     body = Body(128, 16)
     tiles = cut_tiles(Batch.parse("64x4096@1000000"), 4, body, body)
@@ -204,16 +179,6 @@ def test_the_longest_items_come_first_however_long():
     batch = Batch.parse("1x1@9,1x1@1073741822,1x100@200,1x1@1073741822,1x9@0")
     tiles = cut_tiles(batch, 1, Body(128, 16), Body(16, 16))
     assert work_list(tiles, equal_segments(tiles, 1), 4).items[:, 6].tolist() == [2, 4, 1, 3, 0]
-
-
-def test_sequences_without_query_tokens_have_no_tiles():
-    body = Body(16, 16)
-    for text, kept in (("2x0@50,1x1@9,1x0@0", "1x1@9"), ("1x0@7,1x40@9,3x0@0,1x1@4", "1x40@9,1x1@4")):
-        tiles, others = (cut_tiles(Batch.parse(one), 4, body, body) for one in (text, kept))
-        columns = [0, 1, 2, 3, 4, 5]
-        assert np.array_equal(tiles.fields[:, columns], others.fields[:, columns])
-        assert tiles.cut.num_tokens == others.cut.num_tokens
-    assert tiles.fields[:, 6].tolist() == [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5]
 
 
 @given(BATCHES, BODIES, BODIES, st.integers(1, 20), PARTIALS, st.sampled_from((0, 4)))

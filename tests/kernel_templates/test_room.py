@@ -11,12 +11,12 @@ from attention_tuner.kernel_templates.plan import (
     WorkList,
     balanced_by_part,
     balanced_segments,
-    cut_tiles,
     equal_segments,
     fixed_segments,
     work_list,
 )
 from attention_tuner.kernel_templates.room import Limit, Room
+from attention_tuner.kernel_templates.tiles import cut_tiles
 
 BATCHES = st.lists(
     st.tuples(st.one_of(st.integers(0, 9), st.integers(1, 300)), st.integers(0, 9000)), min_size=1, max_size=20

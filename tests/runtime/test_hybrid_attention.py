@@ -165,17 +165,18 @@ def test_an_eager_step_launches_no_more_programs_than_it_has_items():
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_run_compiles_as_one_operator_and_is_not_compiled_again_for_another_plan(backend: str):
-    attention = made()
+    spec = AttentionSpec(4, 2, 64, "float16", has_sinks=True)
+    attention = made(spec)
 
     def layer(t: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = attention.run(t.q * 1, t.k_cache, t.v_cache, t.block_table, return_lse=True)
+        out, lse = attention.run(t.q * 1, t.k_cache, t.v_cache, t.block_table, return_lse=True, sinks=t.sinks)
         return out * 1, lse
 
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     with torch.no_grad():
         for text in ("3x1@40", "1x3@41,2x0@41"):
-            checker = checker_of(text, lse=True)
+            checker = checker_of(text, spec, lse=True)
             plan(attention, text)
             with torch.compiler.set_stance("default" if text == "3x1@40" else "fail_on_recompile"):
                 assert checker.judge(*compiled(checker.tensors)).passed
