@@ -43,18 +43,27 @@ class Answer:
     lender: str | None = None
 
 
+REACH = 3.0
+"""How far a neighbour answers where nothing else is said: as with three sizes of the batch off by a factor of 2.
+
+Beyond it the heuristic did better on an H200, leaving each tuned shape out in turn
+(benchmarks/results/leave_one_out_h200.json).
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """The fall-backs of a lookup: exact, bucket, neighbour, then the same on each GPU of `like`, then heuristic.
 
-    `worst` is the last source that may answer: where only a worse one could, the lookup raises `NotTunedError`. `like`
-    names other GPUs, such as "NVIDIA H200" for an H100: of those with the asking GPU's compute capability, what was
-    tuned may answer, as a neighbour at best. No GPU lends unless it is named here. Raises `InputError` for a `worst`
-    that is no source.
+    A neighbour answers up to distance `reach` (`BatchBucket.distance`). `worst` is the last source that may answer:
+    where only a worse one could, the lookup raises `NotTunedError`. `like` names other GPUs, such as "NVIDIA H200" for
+    an H100: of those with the asking GPU's compute capability, what was tuned may answer, as a neighbour at best. No
+    GPU lends unless it is named here. Raises `InputError` for a `worst` that is no source.
     """
 
     worst: Source = "heuristic"
     like: tuple[str, ...] = ()
+    reach: float = REACH
 
     def __post_init__(self) -> None:
         if self.worst not in SOURCES:

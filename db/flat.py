@@ -11,8 +11,9 @@ from typing import Any
 
 from ..kernel_templates.errors import StoreError
 from ..kernel_templates.outcome import BestConfig
+from .answer import REACH
 from .models import UNREADABLE, BestRow
-from .rows import COLUMNS, Rows, stored
+from .rows import COLUMNS, COMPARED, Rows, from_database, stored
 from .table import merit
 from .text_files import read_text, replace_file
 
@@ -33,6 +34,7 @@ _HEAD = """\
 # A row is a config: values in the order of the last line of this head, with a tab between them, in UTF-8.
 # To choose a launch, take the first row whose spec, page_size, gpu_name, gpu_num_sms and bucket are those asked for, or
 # else of the nearest bucket: that of which the sum over the sizes of |log2(a / b)|, 0 counting as a half, is least.
+# More than {reach:g} is too far: what is here does worse there than values chosen by rule.
 # It must have short_seqs unless the batch has no short sequence, and long_rows unless it has no long one; values of a
 # part that only the row has do not matter.
 # bucket: short_seqs-short_rows-short_kv-long_seqs-long_rows-long_kv-short_skew. A sequence is short with 1 to 8 query
@@ -51,7 +53,7 @@ def write_table(configs: Iterable[BestConfig], path: str | os.PathLike[str]) -> 
     as it was.
     """
     lines = sorted((_order(config), _line(config)) for config in configs)
-    head = _HEAD.format(mark=MARK, version=VERSION, rows=len(lines), names="\t".join(_NAMES))
+    head = _HEAD.format(mark=MARK, version=VERSION, reach=REACH, rows=len(lines), names="\t".join(_NAMES))
     replace_file(path, head + "".join(f"{line}\n" for _, line in lines))
 
 
@@ -76,7 +78,7 @@ def table_rows(path: str | os.PathLike[str], judge: Callable[[BestConfig], BestC
 
     Raises `StoreError` for a file that is none, is cut short or has other columns.
     """
-    return stored(_values(path), f"table {str(path)!r}", "file", judge)
+    return stored(_rows(path), f"table {str(path)!r}", "file", judge, _config)
 
 
 def read_table(path: str | os.PathLike[str]) -> list[BestConfig]:
@@ -85,38 +87,40 @@ def read_table(path: str | os.PathLike[str]) -> list[BestConfig]:
     Raises `StoreError` for any other file, naming the first row that cannot be used.
     """
     configs: list[BestConfig] = []
-    for number, *values in _values(path):
+    for row in _rows(path):
         try:
-            configs.append(BestRow(**dict(zip(COLUMNS, values, strict=True))).record())
+            configs.append(_config(row))
         except UNREADABLE as error:
-            raise StoreError(f"row {number} of table {str(path)!r} cannot be imported: {error}") from error
+            raise StoreError(f"row {row[0]} of table {str(path)!r} cannot be imported: {error}") from error
     return configs
 
 
-def _values(path: str | os.PathLike[str]) -> list[list[Any]]:
-    """The values of `COLUMNS` of each row, behind the row's number."""
+def _config(row: Sequence[Any]) -> BestConfig:
+    """The config in a row of `_rows`. Raises one of `UNREADABLE`."""
+    values: list[Any] = [*row[:-1], *row[-1].split("\t")]
+    if len(values) != len(_NAMES) + 1:
+        raise ValueError(f"it has {len(values) - 1} values; expected {len(_NAMES)}")
+    for at, read in _CONVERTED:
+        values[at] = read(values[at])
+    return from_database(values)
+
+
+def _rows(path: str | os.PathLike[str]) -> list[list[Any]]:
+    """For each row its number, the texts of the columns that a lookup compares, and the rest in one text."""
     name = str(path)
     first, *lines = read_text(path).split("\n")
     count = first.removeprefix(f"{MARK}, version {VERSION}, rows ")
     if not first.startswith(MARK) or not count.isdecimal():
         raise StoreError(f"{name!r} is no table of tuned configs of version {VERSION}; expected a file that "
                          "`attention-tuner export --format table` wrote")
-    rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
-    if not rows or tuple(rows[0]) != _NAMES:
+    names, *texts = [line for line in lines if line and not line.startswith("#")] or [""]
+    if names != "\t".join(_NAMES):
         raise StoreError(f"{name!r} has other columns than a table of version {VERSION}; expected {', '.join(_NAMES)}")
-    if len(rows) - 1 != int(count):
-        raise StoreError(f"{name!r} holds {len(rows) - 1} rows and not the {count} that it says: it is cut short, or "
-                         "was added to")
-    return [_converted(number, row, name) for number, row in enumerate(rows[1:], 1)]
-
-
-def _converted(number: int, row: list[str], name: str) -> list[Any]:
-    values: list[Any] = [number, *row]
-    try:
-        for at, read in _CONVERTED:
-            values[at] = read(values[at])
-    except (ValueError, IndexError) as error:
-        raise StoreError(f"row {number} of table {name!r} cannot be read: {error}") from error
-    if len(row) != len(COLUMNS):
-        raise StoreError(f"row {number} of table {name!r} has {len(row)} values; expected {len(COLUMNS)}")
-    return values
+    if len(texts) != int(count) or lines[-1]:
+        raise StoreError(f"{name!r} holds {len(texts)} whole rows and not the {count} that it says: it is cut "
+                         "short, or was added to")
+    rows: list[list[Any]] = [[number, *text.split("\t", COMPARED)] for number, text in enumerate(texts, 1)]
+    for row in rows:
+        if len(row) != COMPARED + 2:
+            raise StoreError(f"row {row[0]} of table {name!r} is cut short; expected {len(_NAMES)} values")
+    return rows

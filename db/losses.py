@@ -16,7 +16,7 @@ from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import TunerError
 from ..kernel_templates.outcome import BestConfig
 from ..kernel_templates.variant import Variant
-from .answer import Answer, Source
+from .answer import Answer, Chain, Source
 from .models import Base
 
 # Leaving one of so many out asks a table of all the others, which takes some milliseconds.
@@ -135,7 +135,7 @@ class LeftOut:
         return None if self.served_ms is None else self.served_ms / self.best_ms - 1
 
 
-def leave_one_out(configs: Sequence[BestConfig], times_of: TimesOf) -> list[LeftOut]:
+def leave_one_out(configs: Sequence[BestConfig], times_of: TimesOf, chain: Chain | None = None) -> list[LeftOut]:
     """Each config of which times are known, left out with all others of its batch, and what is answered then."""
     from .table import ConfigTable
 
@@ -148,7 +148,7 @@ def leave_one_out(configs: Sequence[BestConfig], times_of: TimesOf) -> list[Left
             times = times_of(config)
             if not times:
                 continue
-            table = ConfigTable.of(other for other in members if other.batch != config.batch)
+            table = ConfigTable.of((other for other in members if other.batch != config.batch), chain=chain)
             answer = table.lookup(config.shape.spec, Batch.parse(config.batch), config.variant.page_size, config.gpu)
             best_ms = times.get(config.variant, min(times.values()))
             found.append(LeftOut(config, answer, times.get(answer.variant), best_ms))

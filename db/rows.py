@@ -22,15 +22,21 @@ T = TypeVar("T")
 
 _SLOT = ("spec", "page_size", "gpu_name", "gpu_num_sms", "gpu_capability")
 
+COMPARED = len(_SLOT) + len(("bucket", "batch", "variant"))
+"""How many of `COLUMNS`, from the first, are read before a config is served."""
+
 # Of rows that are set aside together, so many are named.
 _NAMED = 20
 
 COLUMNS = (
-    *_SLOT, "bucket", "batch", "variant", "template", "regime", "samples_ms", "plan_ms", "default_samples_ms",
+    *_SLOT, "bucket", "batch", "variant", "regime", "samples_ms", "plan_ms", "default_samples_ms",
     "default_plan_ms", "default_regime", "verdict", "check_level", "gpu_shared_memory_bytes", "gpu_l2_bytes",
     "gpu_driver", "kernel_hash", "triton", "torch", "driver", "measured_at",
 )  # fmt: skip
-"""The columns of the table of best configs, but for the row's number, in the order in which `stored` takes values."""
+"""The columns of the table of best configs in the order in which `stored` takes their values.
+
+Left out are the row's number and the template, with which the variant begins.
+"""
 
 
 class Slot(NamedTuple):
@@ -132,12 +138,13 @@ def made(configs: Iterable[BestConfig], origin: Origin,
 
 
 def stored(rows: Iterable[Sequence[Any]], place: str, origin: Origin,
-           judge: Callable[[BestConfig], BestConfig | None] = lambda config: config) -> Rows[Sequence[Any]]:
+           judge: Callable[[BestConfig], BestConfig | None] = lambda config: config,
+           record: Callable[[Sequence[Any]], BestConfig] | None = None) -> Rows[Sequence[Any]]:
     """The rows of a table of best configs, each its number and then the values of `COLUMNS`.
 
-    `place` says in messages where they stand. Nothing but the layer of each is read before it is asked for.
+    `place` says in messages where they stand. Nothing but the slot of each is read before it is asked for; `record`
+    reads all of one, as `from_database` does.
     """
-    spec_of = functools.cache(AttentionSpec.parse)
     columns = itemgetter(*(COLUMNS.index(name) + 1 for name in _SLOT))
     slots: dict[tuple[Any, ...], list[Sequence[Any]]] = defaultdict(list)
     for row in rows:
@@ -148,22 +155,28 @@ def stored(rows: Iterable[Sequence[Any]], place: str, origin: Origin,
 
     readable: dict[Slot, list[Sequence[Any]]] = {}
     unreadable: list[str] = []
-    for (spec, *rest), members in slots.items():
+    for (spec, page_size, gpu_name, num_sms, capability), members in slots.items():
         try:
-            readable.setdefault(Slot(spec_of(spec), *rest), []).extend(members)
+            slot = Slot(AttentionSpec.parse(spec), int(page_size), gpu_name, int(num_sms), capability)
+            readable.setdefault(slot, []).extend(members)
         except UNREADABLE as error:
             unreadable += (f"{label(row)} cannot be read: {error}" for row in members)
-    return Rows(origin, readable, label, _reader(judge, label), unreadable)
+    return Rows(origin, readable, label, _reader(judge, label, record or from_database), unreadable)
 
 
-def _reader(judge: Callable[[BestConfig], BestConfig | None],
-            label: Callable[[Sequence[Any]], str]) -> Callable[[Sequence[Any]], Row]:
+def from_database(row: Sequence[Any]) -> BestConfig:
+    """The config in a row of the database. Raises one of `UNREADABLE`."""
+    return BestRow(**dict(zip(COLUMNS, row[1:], strict=True))).record()
+
+
+def _reader(judge: Callable[[BestConfig], BestConfig | None], label: Callable[[Sequence[Any]], str],
+            record: Callable[[Sequence[Any]], BestConfig]) -> Callable[[Sequence[Any]], Row]:
     # Thousands of rows name the same few buckets and variants.
     bucket_of, variant_of = functools.cache(BatchBucket.parse), functools.cache(Variant.parse)
     bucket_at, variant_at = COLUMNS.index("bucket") + 1, COLUMNS.index("variant") + 1
 
     def config(row: Sequence[Any]) -> BestConfig | None:
-        return judge(BestRow(**dict(zip(COLUMNS, row[1:], strict=True))).record())
+        return judge(record(row))
 
     return lambda row: Row(bucket_of(row[bucket_at]), variant_of(row[variant_at]), functools.partial(config, row),
                            functools.partial(label, row))

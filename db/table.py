@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import logging
 import warnings
 from collections import defaultdict
@@ -111,10 +112,10 @@ class ConfigTable:
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
         """The variant to run for `asked`, always one that is valid here.
 
-        The nearest bucket's config comes first; within a bucket a fresh one before a stale one, then one for this very
-        batch, then one of the earlier place (the user's own before a shipped one), then one that passed the full check.
-        Only configs of a GPU of this name and size are considered, unless the chain names others. Raises
-        `VariantError` when no variant can run at all, as with a page size that is no multiple of 16, and
+        The nearest bucket's config comes first, where it is within reach; within a bucket a fresh one before a stale
+        one, then one for this very batch, then one of the earlier place (the user's own before a shipped one), then one
+        that passed the full check. Only configs of a GPU of this name and size are considered, unless the chain names
+        others. Raises `VariantError` when no variant can run at all, as with a page size that is no multiple of 16, and
         `NotTunedError` when the answer would come from further down than the chain accepts.
         """
         bucket = asked if isinstance(asked, BatchBucket) else BatchBucket.of(asked)
@@ -153,27 +154,38 @@ class ConfigTable:
                 f"{page_size}: the answer would be of source {answer.source!r}, and accepted are {self.chain}")
 
     def _tell(self, question: Question, answer: Answer) -> None:
-        """Log, once for each layer, page size, GPU and source, that an answer is not of what was tuned for it."""
+        """Log, once for each layer, page size, GPU and kind, that an answer is not of what was tuned, or is stale."""
         spec, bucket, page_size, gpu = question
-        if answer.source not in ("neighbour", "heuristic"):
-            return
-        kind = (Slot.of(spec, page_size, gpu), answer.source, answer.lender)
-        if kind not in self._told:
-            self._told.add(kind)
-            lender = f", tuned on {answer.lender}" if answer.lender else ""
-            _log.info("%s, layer %s, pages of %d: nothing is tuned for bucket %s, which is answered by %s%s; the order "
-                      "is %s, and others that are answered so are not told", gpu.name, spec.key(), page_size,
-                      bucket.key(), answer.source, lender, self.chain)
+        slot = Slot.of(spec, page_size, gpu)
+        where = f"{gpu.name}, layer {spec.key()}, pages of {page_size}"
+        if answer.stale and self._is_new(slot, "stale"):
+            _log.warning("%s: what was tuned was measured with another kernel source, Triton or driver, and is served "
+                         "until it is tuned again", where)
+        if answer.source in ("neighbour", "heuristic") and self._is_new(slot, answer.source, answer.lender):
+            names = {slot.gpu_name for place in self._places for slot in place.slots
+                     if (slot.spec, slot.page_size) == (spec, page_size)}
+            others = f" (it is on {', '.join(sorted(names - {gpu.name}))})" if names and gpu.name not in names else ""
+            level = logging.WARNING if answer.source == "heuristic" else logging.INFO
+            _log.log(level, "%s: nothing is tuned for bucket %s%s, which %s answers%s; the order is %s, and others "
+                     "answered so are not told of", where, bucket.key(), others, answer.source,
+                     f" by what was tuned on {answer.lender}" if answer.lender else "", self.chain)
+
+    def _is_new(self, *kind: object) -> bool:
+        known = len(self._told)
+        self._told.add(kind)
+        return len(self._told) > known
 
     def _answers(self, spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[Answer]:
         """The answers of the first link of the chain that has any, the best first."""
         for lender in (None, *self.chain.like):
             tuned = self._tuned(spec, page_size, gpu, lender)
-            for distance, near in _by_distance(tuned, bucket):
+            for distance, near in _by_distance(tuned, bucket, self.chain.reach):
                 judged = sorted((each for held in near for each in self._judge(held, gpu)), key=_preference)
-                answers = [answer for each in judged if (answer := _serve(each, bucket, gpu, distance))]
-                if answers:
-                    yield from (self._valued(answer, gpu, lender) for answer in answers)
+                answers = (answer for each in judged if (answer := _serve(each, bucket, gpu, distance)))
+                # Of a neighbour's configs only the first is ever asked for.
+                found = list(answers if not distance else itertools.islice(answers, 1))
+                if found:
+                    yield from (self._valued(answer, gpu, lender) for answer in found)
                     return
         from ..kernel_templates.heuristic import heuristic_variant
 
@@ -243,8 +255,8 @@ def _is_stale(measured: Environment, present: Environment) -> bool:
         measured.kernel_hash, measured.triton, measured.driver)
 
 
-def _by_distance(tuned: _Tuned, bucket: BatchBucket) -> Iterator[tuple[float, Sequence[_Held]]]:
-    """The rows for `bucket`, then those at each distance, nearest first.
+def _by_distance(tuned: _Tuned, bucket: BatchBucket, reach: float) -> Iterator[tuple[float, Sequence[_Held]]]:
+    """The rows for `bucket`, then those at each distance up to `reach`, nearest first.
 
     Left out are rows tuned without a part that is asked.
     """
@@ -253,8 +265,8 @@ def _by_distance(tuned: _Tuned, bucket: BatchBucket) -> Iterator[tuple[float, Se
     needed = [part for part in _PARTS if bucket.has_part(part)]
     distances: dict[float, list[_Held]] = defaultdict(list)
     for other, held in tuned.items():
-        if other != bucket and all(map(other.has_part, needed)):
-            distances[bucket.distance(other)] += held
+        if other != bucket and all(map(other.has_part, needed)) and (distance := bucket.distance(other)) <= reach:
+            distances[distance] += held
     for distance in sorted(distances):
         yield distance, distances[distance]
 

@@ -29,6 +29,7 @@ module = importlib.import_module("attention_tuner.db.lookup")
 
 Make = Callable[..., BestConfig]
 BATCH = Batch.parse("1x512@16384,63x1@32768")
+NEAR = Batch.parse("1x1024@16384,63x1@32768")
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_shipped_file_that_cannot_be_read_is_set_aside_with_one_warning(databa
         store.put_best(config)
     (module.SHIPPED / "NVIDIA_H200.json").write_text(text)
     with pytest.warns(UserWarning, match=r"shipped configs is set aside: .*NVIDIA_H200\.json") as caught:
-        answers = [lookup(config.shape.spec, Batch.parse(b), 16, config.gpu) for b in (str(BATCH), "64x1@4096")]
+        answers = [lookup(config.shape.spec, batch, 16, config.gpu) for batch in (BATCH, NEAR)]
     assert [answer.source for answer in answers] == ["exact", "neighbour"]
     assert len(caught) == 1
 
@@ -148,7 +149,7 @@ def test_a_database_that_cannot_be_read_is_set_aside_with_one_warning(database: 
     shipped = make_config()
     export_json([shipped], module.SHIPPED / "NVIDIA_H200.json")
     with pytest.warns(UserWarning, match=r"database is set aside: .*user\.db' is no SQLite database") as caught:
-        answers = [lookup(shipped.shape.spec, Batch.parse(b), 16, shipped.gpu) for b in (str(BATCH), "64x1@1")]
+        answers = [lookup(shipped.shape.spec, batch, 16, shipped.gpu) for batch in (BATCH, NEAR)]
     assert [(answer.source, answer.origin) for answer in answers] == [("exact", "shipped"), ("neighbour", "shipped")]
     assert len(caught) == 1
     with pytest.raises(StoreError, match="no SQLite database"):
@@ -216,5 +217,5 @@ def test_a_file_about_another_gpu_answers_nothing_here(database: Path, tmp_path:
 def test_losses_that_ship_are_expected(database: Path, make_config: Make):
     config = make_config()
     export_json([config], module.SHIPPED / "NVIDIA_H200.json", [Loss("NVIDIA H200", "neighbour", 1.0, 9, 0.02)])
-    answer = lookup(config.shape.spec, Batch.parse("1x1024@16384,63x1@32768"), 16, config.gpu)
+    answer = lookup(config.shape.spec, NEAR, 16, config.gpu)
     assert (answer.source, answer.loss) == ("neighbour", 0.02)

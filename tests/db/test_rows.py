@@ -22,7 +22,7 @@ def slot(config: BestConfig) -> Slot:
 
 
 def test_the_columns_are_those_of_the_table():
-    assert {"id", *COLUMNS} == set(BestRow.__table__.columns.keys())
+    assert {"id", "template", *COLUMNS} == set(BestRow.__table__.columns.keys())
     assert len(COLUMNS) == len(set(COLUMNS))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from attention_tuner.kernel_templates.template import template_of, why_invalid
 
 Make = Callable[..., BestConfig]
 HYBRID = "1x512@16384,63x1@32768"
+FAR = Chain(reach=math.inf)
 
 
 def ask(table: ConfigTable, config: BestConfig, batch: str | BatchBucket, gpu: Gpu | None = None):
@@ -55,7 +57,7 @@ def test_the_nearest_neighbour_answers(make_config: Make):
 
 def test_a_neighbour_settles_to_the_parts_that_are_there(make_config: Make):
     config = make_config(HYBRID)
-    answer = ask(ConfigTable.of([config]), config, "64x1@32768")
+    answer = ask(ConfigTable.of([config], chain=FAR), config, "64x1@32768")
     assert answer.source == "neighbour"
     assert answer.variant == config.variant.replace(block_m=16, block_n=32)
     assert answer.variant == template_of(config.variant).settle(config.variant, BatchBucket.of(Batch.parse("64x1@9")))
@@ -102,7 +104,7 @@ def test_interpreter_and_gpu_do_not_share_configs(make_config: Make):
 
 
 def test_a_variant_that_cannot_run_here_is_passed_over(make_config: Make):
-    good = make_config("8x512@16384,63x1@32768")
+    good = make_config("2x512@8192,63x1@32768")
     variant = good.variant
     bad = [
         make_config(variant=replace(variant, template="gone")),
@@ -243,7 +245,7 @@ def test_a_step_with_a_new_batch_asks_for_nothing_again(make_config: Make, monke
     for context in range(16384, 16484):
         assert ask(table, config, f"1x512@{context},63x1@32767") is first
     assert calls == before
-    for batch in ("1x900@16384,63x1@32768", "1x512@16384,9x1@7", "4x1@32768"):
+    for batch in ("1x900@16384,63x1@32768", "1x512@30000,63x1@32768", "1x512@30000,32x1@32768"):
         assert ask(table, config, batch).source == "neighbour"
     assert calls["environment"] == 1
     assert calls["valid"] < 2 * len(configs)
@@ -356,7 +358,7 @@ def test_a_gpu_lends_only_where_the_chain_names_it(make_config: Make):
 def test_what_the_gpu_has_itself_comes_before_what_another_lends(make_config: Make):
     config = make_config()
     own = make_config("8x512@16384,63x1@32768", gpu=Gpu("NVIDIA H100", (9, 0), 114, 232448, 52428800))
-    table = ConfigTable.of([config, own], chain=Chain(like=("NVIDIA H200",)))
+    table = ConfigTable.of([config, own], chain=Chain(like=("NVIDIA H200",), reach=9.0))
     answer = ask(table, config, HYBRID, own.gpu)
     assert (answer.config, answer.lender) == (own, None)
     assert answer.distance == own.shape.bucket.distance(config.shape.bucket)
@@ -366,12 +368,42 @@ def test_fall_backs_are_logged_once(make_config: Make, caplog: pytest.LogCapture
     config = make_config()
     table = ConfigTable.of([config])
     with caplog.at_level("INFO", logger="attention_tuner"):
-        for batch in (HYBRID, "1x1024@16384,63x1@32768", "1x2048@16384,63x1@32768", "64x1@40"):
+        for batch in (HYBRID, "1x1024@16384,63x1@32768", "1x2048@16384,63x1@32768"):
             ask(table, config, batch)
-        table.lookup(config.shape.spec, Batch.parse(HYBRID), 32, config.gpu)
-        table.lookup(config.shape.spec, Batch.parse("64x1@40"), 32, config.gpu)
-    assert [record.getMessage().split("answered by ")[1][:9] for record in caplog.records] == ["neighbour", "heuristic"]
-    assert "the order is exact, bucket, neighbour, heuristic" in caplog.text
+        assert [record.levelname for record in caplog.records] == ["INFO"]
+        for page_size, batch in ((16, "64x1@40"), (16, "32x1@40"), (32, HYBRID), (32, "64x1@40")):
+            table.lookup(config.shape.spec, Batch.parse(batch), page_size, config.gpu)
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
+    assert "which neighbour answers; the order is exact, bucket, neighbour, heuristic" in caplog.messages[0]
+    assert "pages of 32: nothing is tuned" in caplog.messages[2]
+
+
+def test_that_another_gpu_has_what_is_asked_is_logged(make_config: Make, caplog: pytest.LogCaptureFixture):
+    config = make_config()
+    table = ConfigTable.of([config], chain=Chain(like=("NVIDIA H20",)))
+    for batch in (HYBRID, "1x1024@16384,63x1@32768"):
+        assert ask(table, config, batch, replace(config.gpu, name="NVIDIA H100")).source == "heuristic"
+    (message,) = caplog.messages
+    assert "(it is on NVIDIA H200), which heuristic answers" in message
+
+
+def test_that_answers_are_stale_is_logged_once(make_config: Make, caplog: pytest.LogCaptureFixture):
+    config = make_config()
+    now = replace(config.environment, kernel_hash="another")
+    table = ConfigTable.of([config, make_config("64x1@4096")], lambda template, gpu: now)
+    for batch in (HYBRID, "64x1@4096", "1x513@16384,63x1@32768"):
+        assert ask(table, config, batch).stale
+    (message,) = caplog.messages
+    assert "measured with another kernel source, Triton or driver" in message
+
+
+@pytest.mark.parametrize(("reach", "source"), [(2.9, "heuristic"), (3.0, "neighbour"), (math.inf, "neighbour")])
+def test_a_neighbour_answers_within_reach(make_config: Make, reach: float, source: str):
+    config = make_config()
+    answer = ask(ConfigTable.of([config], chain=Chain(reach=reach)), config, "1x512@16384,32x1@32768")
+    assert answer.source == source
+    assert ask(ConfigTable.of([config]), config, "1x512@16384,32x1@32768").source == "neighbour"
+    assert ask(ConfigTable.of([config]), config, "1x1024@16384,32x1@32768").source == "heuristic"
 
 
 def test_a_loss_is_expected_by_source_and_distance(make_config: Make):
@@ -385,9 +417,13 @@ def test_a_loss_is_expected_by_source_and_distance(make_config: Make):
     assert ask(ConfigTable.of([config]), config, batches[1]).loss is None
 
 
-def test_a_batch_far_larger_than_any_tuned_one_is_answered(make_config: Make):
+def test_a_batch_far_larger_than_any_tuned_one_is_answered(make_config: Make, caplog: pytest.LogCaptureFixture):
     config = make_config()
-    answer = ask(ConfigTable.of([config]), config, "512x8192@900000,60000x1@1000000")
+    huge = "512x8192@900000,60000x1@1000000"
+    table = ConfigTable.of([config])
+    assert [ask(table, config, huge).source for _ in range(3)] == ["heuristic"] * 3
+    assert len(caplog.records) == 1
+    answer = ask(ConfigTable.of([config], chain=FAR), config, huge)
     assert (answer.source, answer.config) == ("neighbour", config)
     assert answer.distance is not None
     assert answer.distance > 30
