@@ -5,7 +5,8 @@ to call; "run" one layer's call, "in Triton" how much of it Triton's own launche
 the launcher's call with its tensors already gathered; "operator" the call as torch.compile makes it; "drop-in"
 unified_attention of a layer after the first of a step. On a GPU, of batches that only decode, also "graph plan" and
 "replay" of a captured step. Calls are made without waiting for the GPU, so that only the host's time counts. Through
-the interpreter a launch is the whole computation: there, of `run` only "beyond" is measured, on batches of their own.
+the interpreter a launch is the whole computation: there, of `run` only "beyond" is measured, on batches of their own,
+and between computations that leave the host's caches cold.
 """
 
 from __future__ import annotations

@@ -140,6 +140,15 @@ def test_what_the_default_device_is_makes_no_difference(monkeypatch: pytest.Monk
     right(call, expected)
 
 
+def test_a_cache_as_vllm_holds_it():
+    call, expected = call_of([(1, 132), (5, 18)], (8, 2), 64, "cpu")
+    # [pages, KV heads, page, K beside V], of which the function gets views.
+    held = torch.cat((call["k"], call["v"]), dim=-1).transpose(1, 2).contiguous()
+    k, v = held.transpose(1, 2).split(64, dim=-1)
+    unified_attention(**call | {"k": k, "v": v})
+    right(call, expected)
+
+
 def test_scales_beside_a_cache_that_has_none_are_not_heeded():
     call, expected = call_of([(3, 40)], (4, 4), 64, "cpu")
     unified_attention(**call | {"k_descale": torch.tensor(3.0).expand(1, 4), "v_descale": torch.tensor(3.0)})
