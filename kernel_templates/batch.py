@@ -23,9 +23,10 @@ SHORT_QUERY = 8
 # A sequence of 2 to so many query tokens heeds a tree mask, a word for each token; one of more is causal.
 TREE_TOKENS = 64
 
-# Far beyond any engine's, so that a slip of the finger is told instead of filling the memory.
+# Far beyond any engine's, so that a slip of the finger is told instead of filling the memory. Kernels count the tokens
+# of a sequence in 32 bits, up to the end of the tile that the last one is in.
 MAX_SEQUENCES = 2**16
-MAX_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**30 - 1
 
 _GROUP = re.compile(r"([0-9]{1,10})x([0-9]{1,10})@([0-9]{1,10})")
 
@@ -45,6 +46,9 @@ class Batch:
         for query_len, context_len in self.sequences:
             if query_len < 0 or context_len < 0:
                 raise BatchError(f"a sequence has no negative lengths: {query_len} query tokens at {context_len}")
+            if query_len + context_len > MAX_TOKENS:
+                raise BatchError(f"cannot use a sequence of {query_len} query tokens at {context_len}; accepted are up "
+                                 f"to {MAX_TOKENS} tokens")
         if not self.num_tokens:
             raise BatchError("a batch needs at least one query token")
 

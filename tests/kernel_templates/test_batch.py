@@ -34,6 +34,12 @@ def test_a_batch_needs_a_sequence_and_a_query_token():
         Batch(((0, 5), (0, 0)))
 
 
+def test_a_sequence_has_no_more_tokens_than_kernels_can_count():
+    Batch(((1, 2**30 - 2),))
+    with pytest.raises(BatchError, match="1 query tokens at 1073741823; accepted are up to 1073741823 tokens"):
+        Batch(((1, 2**30 - 1),))
+
+
 @pytest.mark.parametrize("sequence", [(-1, 5), (1, -5)])
 def test_no_length_is_negative(sequence: tuple[int, int]):
     with pytest.raises(BatchError, match="negative"):
