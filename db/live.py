@@ -55,6 +55,7 @@ class LiveTable:
             except (StoreError, OSError) as error:
                 warnings.warn(f"the newer configs cannot be read, and those at hand are kept: {error}", stacklevel=2)
                 return False
+            table.take_over(self.table)
             self._seen, self.table = state, table
             return True
 

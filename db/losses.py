@@ -150,8 +150,7 @@ def leave_one_out(configs: Sequence[BestConfig], times_of: TimesOf, chain: Chain
                 continue
             table = ConfigTable.of((other for other in members if other.batch != config.batch), chain=chain)
             answer = table.lookup(config.shape.spec, Batch.parse(config.batch), config.variant.page_size, config.gpu)
-            best_ms = times.get(config.variant, min(times.values()))
-            found.append(LeftOut(config, answer, times.get(answer.variant), best_ms))
+            found.append(LeftOut(config, answer, times.get(answer.variant), min(times.values())))
     return found
 
 

@@ -135,6 +135,11 @@ class ConfigTable:
         """How many lookups were answered from each source so far, and what was asked that nothing was tuned for."""
         return self._coverage.plus(self._asked)
 
+    def take_over(self, previous: ConfigTable) -> None:
+        """Count on from where `previous` is, and do not tell again what it has told."""
+        self._coverage = previous.coverage()
+        self._told = previous._told
+
     def _ask(self, question: Question) -> Asked:
         if len(self._asked) >= Coverage.QUESTIONS:
             # Far more than the buckets that an engine meets: what was asked is counted, and asked anew.

@@ -69,6 +69,9 @@ GLUON_HOPPER = Template(
         Constraint("partial results in bfloat16 are too coarse for another dtype", rounds_finely_enough),
     ),
     writes_lse=False,
+    is_portable=False,
+    # Two warpgroups compute, each with a result of its own for a short item, and another warp loads.
+    traits=(("kv_load", "tma"), ("num_warps", 9), ("block_m", LONG_ROWS), ("partials_per_item", 2)),
     sources=(
         __name__,
         *(f"{__package__}.{name}" for name in ("fused", "gluon_attention", "gluon_compat", "gluon_merge")),

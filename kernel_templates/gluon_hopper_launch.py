@@ -16,8 +16,8 @@ from .gluon_hopper import LONG_ROWS, SHORT_ROWS
 from .launch import LOG2_E, Tensors
 from .lengths import IntArray
 from .limits import Body
-from .plan import balanced_segments, equal_segments
-from .room import Room
+from .plan import balanced_segments, equal_segments, most_rounds, whole_rounds
+from .room import Limit, Room
 from .tiles import Tiles
 from .work_list_launch import KernelConstants, WorkListLauncher
 
@@ -49,8 +49,22 @@ class GluonHopperLauncher(WorkListLauncher):
         """Key ranges of about equal cost."""
         if not self.num_balanced:
             return equal_segments(tiles, 1)
-        is_most = self.variant.number("waves") <= FEW_WAVES
-        return balanced_segments(tiles, self.num_balanced, self.variant.number("long_weight"), is_most)
+        waves, weight = self.variant.number("waves"), self.variant.number("long_weight")
+        if waves > FEW_WAVES:
+            return balanced_segments(tiles, self.num_balanced, weight)
+        return whole_rounds(tiles, waves, self._per_round, weight)
+
+    def room(self, limit: Limit) -> Room:
+        """See `WorkListLauncher.room`; there may be more rounds than `waves`."""
+        waves = self.variant.number("waves")
+        if self.fixed_split is None and 0 < waves <= FEW_WAVES:
+            return limit.balanced(most_rounds(limit.tiles, waves, self._per_round) * self._per_round)
+        return super().room(limit)
+
+    @property
+    def _per_round(self) -> float:
+        """Items of a KV head that run at once."""
+        return self.gpu.num_sms / self.spec.num_kv_heads
 
     def _make_room(self, room: Room, device: torch.device | str) -> None:
         super()._make_room(room, device)

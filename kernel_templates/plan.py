@@ -6,9 +6,11 @@ All of it is vectorised over the batch. The keys of a tile of query rows are cut
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import BatchError
 from .lengths import IntArray
@@ -35,6 +37,13 @@ MERGE_FIELDS = 2
 ENTRY_FIELDS = ITEM_FIELDS + 3
 _BASE, _NUM_PARTIALS, _ROWS = range(ITEM_FIELDS, ENTRY_FIELDS)
 
+# Of `whole_rounds`: more rounds are not tried, a further one has to make it so much faster, and programs that are busy
+# for this share of the time are busy enough, which they always are where tiles are so many times fewer.
+MOST_ROUNDS = 4
+WORTH_A_ROUND = 0.95
+WELL_FILLED = 0.9
+FEW_TILES = 12
+
 # Under the bits of an item's rank there is room for the places of more items than a memory holds.
 _PLACE_BITS = 31
 
@@ -54,20 +63,56 @@ class WorkList(NamedTuple):
     num_tokens: int
 
 
-def balanced_segments(tiles: Tiles, num_items: float, long_weight: float, is_most: bool = False) -> IntArray:
+def balanced_segments(tiles: Tiles, num_items: float, long_weight: float) -> IntArray:
     """How many segments to cut each tile's keys into, so that about `num_items` items cost the same.
 
     A key, of those inside the window, costs `long_weight` in a long tile and 1 in a short one. Rounding up makes some
-    more items; with `is_most` there are at most `num_items`, unless there are more tiles.
+    more items.
     """
-    cost = tiles.keys if long_weight == 1 else tiles.keys * np.where(tiles.cut.is_long, long_weight, 1.0)
-    share = num_items / max(cost.sum(), 1.0)
-    segments = np.ceil(cost * share)
-    while is_most and len(segments) <= num_items < (found := np.minimum(segments, tiles.key_tiles).sum()):
+    cost = _cost(tiles, long_weight)
+    return np.ceil(cost * (num_items / max(cost.sum(), 1.0))).astype(np.int64)
+
+
+def whole_rounds(tiles: Tiles, rounds: int, per_round: float, long_weight: float) -> IntArray:
+    """As `balanced_segments`, but no more items than `rounds` rounds of `per_round`, unless there are more tiles.
+
+    A round is as many items as programs run at once. Where one item more would wait for a round of its own, or tiles
+    are too few to be cut evenly, programs would be idle: then up to `most_rounds` rounds of smaller items are taken, if
+    these are estimated to end earlier.
+    """
+    cost = _cost(tiles, long_weight)
+    total = max(float(cost.sum()), 1.0)
+    best, best_time = None, math.inf
+    for count in range(rounds, most_rounds(len(cost), rounds, per_round) + 1):
+        segments, found = _at_most(cost, total, count * per_round, tiles.key_tiles)
+        time = max(math.ceil(found / per_round) * total / found, float((cost / segments).max()))
+        if time < WORTH_A_ROUND * best_time:
+            best, best_time = segments, time
+        if total >= WELL_FILLED * per_round * best_time:
+            break
+    assert best is not None
+    return best.astype(np.int64)
+
+
+def most_rounds(num_tiles: int, rounds: int, per_round: float) -> int:
+    """The most rounds that `whole_rounds` makes of `rounds`: many times more programs than tiles need no more."""
+    return rounds if FEW_TILES * num_tiles <= per_round else max(rounds, MOST_ROUNDS)
+
+
+def _at_most(cost: NDArray[Any], total: float, num_items: float, key_tiles: IntArray) -> tuple[NDArray[Any], float]:
+    """Segments of about equal cost, at most `num_items` unless there are more tiles, and how many they are."""
+    share = num_items / total
+    while True:
+        segments = np.minimum(np.ceil(cost * share), key_tiles)
+        found = float(segments.sum())
+        if found <= num_items or len(cost) > num_items:
+            return segments, found
         # A hundredth at least, so that it ends.
         share *= min(num_items / found, 0.99)
-        segments = np.ceil(cost * share)
-    return segments.astype(np.int64)
+
+
+def _cost(tiles: Tiles, long_weight: float) -> NDArray[Any]:
+    return tiles.keys if long_weight == 1 else tiles.keys * np.where(tiles.cut.is_long, long_weight, 1.0)
 
 
 def balanced_by_part(tiles: Tiles, num_items: float) -> IntArray:

@@ -61,6 +61,9 @@ def tune(
     db: options.Database = None,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Only say what would be tried, and how long it would take.")] = False,
+    replay: Annotated[str | None, typer.Option(
+        metavar="NAME|FILE", help="Search a recording, shipped or made by record, and not a GPU: all that it holds of "
+                                  "the layers, batches and page sizes named. Nothing is stored.")] = None,
     json: options.Json = False,
 ) -> None:
     """Search for the fastest variants, and store the best.
@@ -77,6 +80,17 @@ def tune(
 
     begun = time.monotonic()
     sampler = request.sampler(sampler)
+    if replay is not None:
+        from .commands_replay import Wanted, replay_recording
+
+        request.refuse_beside(
+            "--replay", from_misses=from_misses, gpu=gpu, db=db, warm=warm, eager=eager, dry_run=dry_run)
+        has_layer = model or spec or tp != 1 or dtype or kv_dtype
+        layers = request.layers(model, tp, dtype, spec, kv_dtype) if has_layer else ()
+        wanted = Wanted(layers, batch or (), suite, page_size or ())
+        asked = Settings(trials or TRIALS, seconds, seed, sampler)
+        replay_recording(replay, wanted, asked, json)
+        return
     if from_misses is None:
         specs = request.layers(model, tp, dtype, spec, kv_dtype)
         pages = request.page_sizes(page_size or ())
@@ -156,7 +170,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
         refuse_large(tasks)
     with Store.open(default_path() if asked.db is None else asked.db) as store:
         name = store.name
-        with contextlib.closing(_executor(gpu)) as executor:
+        with contextlib.closing(executor_on(gpu)) as executor:
             foreign = _foreign(executor.uuid)
             ending_s = min(ENDING_S, ENDING_SHARE * (settings.seconds or math.inf))
             executor = replace(executor, aside_s=time.monotonic() - asked.begun + ending_s)
@@ -185,19 +199,20 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
                f"--batch {best.batch} --page-size {best.page_size}{where}")
 
 
-def _executor(gpu: Gpu) -> Executor:
-    """The processes that a run needs, none of them started yet."""
+def executor_on(gpu: Gpu, room: int = 1, races: bool = True) -> Executor:
+    """The processes that a run needs, none of them started yet; the measuring one has room for so many tasks."""
     from .cache import prune, triton_cache
     from .compile import COMPILER, CompilePool
     from .run import Executor
     from .worker import Worker
 
-    worker = Worker.on(gpu)
+    worker = Worker.on(gpu, room)
     if gpu.is_interpreter:
         # Its times are no GPU's, and a second process would only take time from the search.
         return Executor(worker)
     prune(triton_cache())
-    return Executor(worker, CompilePool(preload=(COMPILER,)), uuid=worker.uuid, racer=Worker.on(gpu))
+    racer = Worker.on(gpu) if races else None
+    return Executor(worker, CompilePool(preload=(COMPILER,)), uuid=worker.uuid, racer=racer)
 
 
 def _foreign(uuid: str | None) -> list[CardProcess]:

@@ -52,6 +52,13 @@ def layers(
     return model_specs(model, tp, dtype, kv_dtype)
 
 
+def refuse_beside(option: str, **others: object) -> None:
+    """Raise `InputError` for the first of `others` that was given: options that do not go with `option`."""
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise InputError(f"--{name.replace('_', '-')} does not go with {option}")
+
+
 def page_sizes(texts: Sequence[str]) -> tuple[int, ...]:
     """The page sizes given, each option holding one or several joined by commas. Raises `InputError`."""
     words = [word.strip() for text in texts for word in text.split(",")] or [str(DEFAULT_PAGE_SIZE)]

@@ -40,6 +40,19 @@ def test_a_newer_snapshot_is_taken_when_there_is_one(store: Store, make_config: 
     assert live.refresh() is False
 
 
+def test_counting_goes_on_and_nothing_is_told_twice(store: Store, make_config: Make, caplog: pytest.LogCaptureFixture):
+    config = make_config()
+    live = LiveTable(store.name, config.gpu)
+    for number in (1, 2, 3):
+        assert live.lookup(config.shape.spec, Batch.parse("4x1@99"), 16, config.gpu).source == "heuristic"
+        store.put_best(written(config, number))
+        assert live.refresh() is True
+    found = live.table.coverage()
+    assert found.counts["heuristic"] == 3
+    assert [miss.count for miss in found.misses] == [3]
+    assert len(caplog.messages) == 1
+
+
 def test_files_and_what_ships_are_followed_too(tmp_path: Path, make_config: Make):
     config, other = make_config(), make_config("64x1@4096")
     export_json([config], tmp_path / "a.json")

@@ -17,6 +17,8 @@ from attention_tuner.kernel_templates.plan import (
     balanced_segments,
     equal_segments,
     fixed_segments,
+    most_rounds,
+    whole_rounds,
     work_list,
 )
 from attention_tuner.kernel_templates.tiles import _cut_rows, cut_tiles  # pyright: ignore
@@ -262,14 +264,25 @@ def test_balanced_items_cost_about_the_same_and_are_about_as_many_as_asked():
     assert costs.max() <= target + 2 * 128
 
 
-@given(BATCHES, BODIES, BODIES, st.floats(1, 200))
+@given(BATCHES, BODIES, BODIES, st.integers(1, 2), st.floats(1, 200))
 @settings(deadline=None)
-def test_there_are_no_more_items_than_asked_for_where_that_is_the_most(
-    batch: Batch, long: Body, short: Body, num_items: float
+def test_there_are_no_more_items_than_fill_whole_rounds(
+    batch: Batch, long: Body, short: Body, rounds: int, per_round: float
 ):
     tiles = cut_tiles(batch, 4, long, short)
-    work = work_list(tiles, balanced_segments(tiles, num_items, 2, is_most=True), 4)
-    assert len(work.items) <= num_items or num_items < len(tiles.cut.rows)
+    count = len(tiles.cut.rows)
+    work = work_list(tiles, whole_rounds(tiles, rounds, per_round, 2), 4)
+    most = most_rounds(count, rounds, per_round) * per_round
+    assert len(work.items) <= (most if count <= rounds * per_round else most + count)
+
+
+@pytest.mark.parametrize(("num_seqs", "items"), [(1, 16), (2, 16), (8, 16), (9, 45), (12, 48), (16, 16), (24, 48)])
+def test_programs_that_would_be_idle_get_smaller_items(num_seqs: int, items: int):
+    # 132 multiprocessors and eight KV heads: 16.5 programs for each.
+    tiles = cut_tiles(Batch(((1, 32_767),) * num_seqs), 4, Body(128, 128), Body(64, 128))
+    segments = whole_rounds(tiles, 1, 132 / 8, 1)
+    assert segments.sum() == items
+    assert len(set(segments)) == 1
 
 
 @given(BATCHES, st.floats(1, 200))

@@ -191,6 +191,8 @@ def test_one_default_variant_serves_as_well():
 
 
 
+# Inductor imports what torch itself calls deprecated.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.gpu
 # Of what inductor imports.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
