@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from .. import __version__
 from ..kernel_templates.errors import InputError, TunerError
-from . import commands_machine, commands_store, commands_tune, commands_variants
+from . import commands_machine, commands_report, commands_store, commands_tune, commands_variants
 
 PROGRAM = "attention-tuner"
 INTERRUPTED = 130
@@ -39,6 +39,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 )
 for command in _COMMANDS:
     app.command(name=command.__name__.rstrip("_"))(command)
+app.add_typer(commands_report.app, name="report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

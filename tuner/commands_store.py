@@ -35,11 +35,7 @@ def show(
 
     wanted = request.layers(model, tp, dtype, spec, kv_dtype) if model or spec else None
     with Store.open(default_path() if db is None else db, create=False) as store:
-        configs = [
-            config for config in store.best_configs()
-            if (wanted is None or config.shape.spec in wanted)
-            and (gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower()))
-        ]
+        configs = request.stored(store.best_configs(), wanted, gpu)
         counts = store.trial_counts()
         reasons = store.failure_counts() if failures else None
         name = store.name
@@ -110,6 +106,10 @@ def export(
                         "any more.")] = False,
     provisional: Annotated[bool, typer.Option(
         "--provisional", help="Also configs that have not passed the full check.")] = False,
+    portfolio: Annotated[int | None, typer.Option(
+        "--portfolio", parser=options.whole_number, metavar="NUMBER",
+        help="Only so many compiled kernels for each layer and page size, and the loss of each shape: those with which "
+             "the tuned shapes lose least, as report portfolio shows.", show_default="the best of each shape")] = None,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
@@ -122,20 +122,23 @@ def export(
       attention-tuner export llama-3-8b.json
     """
     from ..db import Store, default_path, export_json, import_json, merged
-    from . import report
+    from . import portfolio_report, report
+    from .portfolio import choose, chosen_configs, groups
 
+    if merge and portfolio is not None:
+        raise InputError(f"--portfolio {portfolio} does not go with --merge: what FILE holds would add kernels to it")
     before = import_json(file) if merge and Path(file).expanduser().exists() else []
     with Store.open(default_path() if db is None else db, create=False) as store:
-        found = [
-            config for config in store.best_configs()
-            if gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower())
-        ]
+        found = request.stored(store.best_configs(), gpu=gpu)
         before = store.checked(before)
+        portfolios = [] if portfolio is None else [
+            choose(group, portfolio) for group in groups(store, found, checked=not provisional) if group.shapes]
+        losses = chosen_configs(store, portfolios)
         name = store.name
     if not found:
         of = "" if gpu is None else f" of GPU {gpu!r}"
         raise InputError(f"database {name!r} holds no best config{of}, so {file!r} was not written; tune first")
-    configs = [config for config in found if provisional or config.full_check]
+    configs = list(losses) if portfolio else [each for each in found if provisional or each.full_check]
     left_out = len(found) - len(configs)
     if not configs:
         raise InputError(f"none of the {left_out} best configs of database {name!r} has passed the full check, so "
@@ -144,15 +147,21 @@ def export(
     if not written:
         raise InputError(f"no config of database {name!r} and of {file!r} can run any more, so {file!r} was not "
                          "written; tune first")
-    export_json(written, file)
+    export_json(written, file, losses)
     kept = len(set(written) - set(configs))
     quick = sum(not config.full_check for config in written)
     if json:
         report.print_json({"file": file, "configs": len(written), "kept": kept, "provisional": quick,
-                           "left_out": left_out})
+                           "left_out": left_out, **({} if portfolio is None else {"portfolios": [
+                               portfolio_report.export_document(each) for each in portfolios]})})
         return
     report.say(f"{len(written)} configs written to {file}" + (f", {kept} of which it held before" if kept else ""))
-    if left_out:
+    for each in portfolios:
+        report.say(portfolio_report.exported(each))
+    if left_out and portfolio:
+        report.note(f"{left_out} best configs were left out, on whose batch no kernel of the portfolio was timed"
+                    + ("" if provisional else " that has passed the full check"))
+    elif left_out:
         report.note(f"{left_out} provisional configs, which have passed the quick check only, were left out; run check "
                     "--full --best, or add them with --provisional")
     if quick:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import GpuError, InputError, SpecError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
-from ..kernel_templates.outcome import Regime
+from ..kernel_templates.outcome import BestConfig, Regime
 from ..kernel_templates.spec import DTYPES, FP8_DTYPES, AttentionSpec
 from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
@@ -78,6 +78,17 @@ def default_batches(gpu: Gpu) -> tuple[Batch, ...]:
     from ..search_spaces.suites import suite as read_suite
 
     return tuple(map(Batch.parse, INTERPRETER_BATCHES)) if gpu.is_interpreter else read_suite(DEFAULT_SUITE)
+
+
+def stored(
+    configs: Iterable[BestConfig], specs: Sequence[AttentionSpec] | None = None, gpu: str | None = None
+) -> list[BestConfig]:
+    """Those of `configs` that are of one of `specs` and of the GPU called `gpu`, None meaning any."""
+    return [
+        config for config in configs
+        if (specs is None or config.shape.spec in specs)
+        and (gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower()))
+    ]
 
 
 def tasks(specs: Iterable[AttentionSpec], named: Iterable[Batch], pages: Iterable[int]) -> tuple[Task, ...]:
