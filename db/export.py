@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, asdict, astuple, fields
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -48,18 +48,15 @@ _SPEC: dict[str, Callable[[Field], object]] = {
 }
 
 
-def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | TextIO,
-                losses: Mapping[BestConfig, float] | None = None) -> None:
+def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | TextIO) -> None:
     """Write `configs` to `target`, a path or an open text file: the same text for the same configs in any order.
 
-    `losses` says of configs of a portfolio how much slower each is than the best of its shape, as a share. Every config
-    is a line, so that comparing two exports shows the configs that differ. A file is replaced as a whole or, when a
-    `StoreError` is raised, left as it was.
+    Every config is a line, so that comparing two exports shows the configs that differ. A file is replaced as a whole
+    or, when a `StoreError` is raised, left as it was.
     """
     groups: dict[tuple[Gpu, Environment], list[str]] = {}
     for config in sorted(configs, key=_order):
-        loss = {} if losses is None or config not in losses else {"loss": losses[config]}
-        groups.setdefault((config.gpu, config.environment), []).append(_line(config_to_json(config) | loss))
+        groups.setdefault((config.gpu, config.environment), []).append(_line(config_to_json(config)))
     members = [
         f' {{"gpu": {_line(asdict(gpu))},\n  "environment": {_line(asdict(environment))},\n  "configs": [\n'
         + ",\n".join(f"   {line}" for line in lines) + "\n  ]}"
@@ -158,13 +155,11 @@ def _gpu_from_json(entry: Field) -> Gpu:
 
 
 def _config_from_json(entry: Field, gpu: Gpu, environment: Environment) -> BestConfig:
-    parts = entry.members(_CONFIG, ("loss",))
+    parts = entry.members(_CONFIG)
     bucket = {name: size.whole() for name, size in parts["bucket"].members(_BUCKET).items()}
     verdicts = {verdict.value: verdict for verdict in Verdict}
     # What is derived from the rest is for people, but it is a number.
-    for name in ("speedup", "loss"):
-        if name in parts:
-            parts[name].number()
+    parts["speedup"].number()
     config: dict[str, Any] = {
         "gpu": gpu,
         "environment": environment,

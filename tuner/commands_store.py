@@ -108,8 +108,8 @@ def export(
         "--provisional", help="Also configs that have not passed the full check.")] = False,
     portfolio: Annotated[int | None, typer.Option(
         "--portfolio", parser=options.whole_number, metavar="NUMBER",
-        help="Only so many compiled kernels for each layer and page size, and the loss of each shape: those with which "
-             "the tuned shapes lose least, as report portfolio shows.", show_default="the best of each shape")] = None,
+        help="Only so many compiled kernels for each layer and page size: those with which the tuned shapes lose "
+             "least, as report portfolio shows.", show_default="the best of each shape")] = None,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
@@ -123,7 +123,7 @@ def export(
     """
     from ..db import Store, default_path, export_json, import_json, merged
     from . import portfolio_report, report
-    from .portfolio import choose, chosen_configs, groups
+    from .portfolio import portfolios_of, served_configs
 
     if merge and portfolio is not None:
         raise InputError(f"--portfolio {portfolio} does not go with --merge: what FILE holds would add kernels to it")
@@ -131,14 +131,14 @@ def export(
     with Store.open(default_path() if db is None else db, create=False) as store:
         found = request.stored(store.best_configs(), gpu=gpu)
         before = store.checked(before)
-        portfolios = [] if portfolio is None else [
-            choose(group, portfolio) for group in groups(store, found, checked=not provisional) if group.shapes]
-        losses = chosen_configs(store, portfolios)
+        portfolios = [] if portfolio is None else portfolios_of(store, found, portfolio, checked=not provisional)
+        if portfolio is not None:
+            found = served_configs(store, portfolios)
         name = store.name
     if not found:
         of = "" if gpu is None else f" of GPU {gpu!r}"
         raise InputError(f"database {name!r} holds no best config{of}, so {file!r} was not written; tune first")
-    configs = list(losses) if portfolio else [each for each in found if provisional or each.full_check]
+    configs = [config for config in found if provisional or config.full_check]
     left_out = len(found) - len(configs)
     if not configs:
         raise InputError(f"none of the {left_out} best configs of database {name!r} has passed the full check, so "
@@ -147,21 +147,16 @@ def export(
     if not written:
         raise InputError(f"no config of database {name!r} and of {file!r} can run any more, so {file!r} was not "
                          "written; tune first")
-    export_json(written, file, losses)
+    export_json(written, file)
     kept = len(set(written) - set(configs))
     quick = sum(not config.full_check for config in written)
     if json:
         report.print_json({"file": file, "configs": len(written), "kept": kept, "provisional": quick,
-                           "left_out": left_out, **({} if portfolio is None else {"portfolios": [
-                               portfolio_report.export_document(each) for each in portfolios]})})
+                           "left_out": left_out, **portfolio_report.portfolios_document(portfolios)})
         return
     report.say(f"{len(written)} configs written to {file}" + (f", {kept} of which it held before" if kept else ""))
-    for each in portfolios:
-        report.say(portfolio_report.exported(each))
-    if left_out and portfolio:
-        report.note(f"{left_out} best configs were left out, on whose batch no kernel of the portfolio was timed"
-                    + ("" if provisional else " that has passed the full check"))
-    elif left_out:
+    portfolio_report.print_portfolios(portfolios)
+    if left_out:
         report.note(f"{left_out} provisional configs, which have passed the quick check only, were left out; run check "
                     "--full --best, or add them with --provisional")
     if quick:

@@ -19,6 +19,7 @@ from ..db.store import Store
 from ..db.table import ConfigTable, Source
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.default import default_variant
+from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment, Regime, Timed, Timing, Verdict
 from ..kernel_templates.spec import AttentionSpec
@@ -131,12 +132,9 @@ class Portfolio:
         """How many variants the kernels are launched as."""
         return len({pick.variant for pick in self.picks if pick.variant is not None})
 
-    def configs(self) -> dict[BestConfig, float]:
-        """The config of each shape that is served, and what the shape loses by it."""
-        return {
-            pick.shape.served_by(pick.variant): pick.loss for pick in self.picks
-            if pick.variant is not None and pick.loss is not None
-        }
+    def configs(self) -> list[BestConfig]:
+        """The config of each shape that is served."""
+        return [pick.shape.served_by(pick.variant) for pick in self.picks if pick.variant is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +187,23 @@ def choose(group: Group, size: int = SIZE) -> Portfolio:
     return Portfolio(group, kernels, tuple(_pick(shape, kernels) for shape in group.shapes))
 
 
-def chosen_configs(store: Store, portfolios: Iterable[Portfolio]) -> dict[BestConfig, float]:
-    """The configs of `portfolios`, with the full checks that `store` has of them, each with its shape's loss."""
-    found: dict[BestConfig, float] = {}
-    for portfolio in portfolios:
-        for config, loss in portfolio.configs().items():
-            found.update((checked, loss) for checked in store.checked([config]))
+def portfolios_of(store: Store, configs: Iterable[BestConfig], size: int, *, checked: bool) -> list[Portfolio]:
+    """The portfolio of each of the groups that `configs`, of `store`, are in.
+
+    Raises `InputError` where no shape of any has a variant that was timed and, with `checked`, has passed the full
+    check.
+    """
+    found = [choose(group, size) for group in groups(store, configs, checked=checked) if group.shapes]
+    if not any(portfolio.kernels for portfolio in found):
+        raise InputError(f"database {store.name!r} holds no trial of a variant that can be exported"
+                         + (" and has passed the full check; run check --full --best, or add --provisional" if checked
+                            else "; tune first"))
     return found
+
+
+def served_configs(store: Store, portfolios: Iterable[Portfolio]) -> list[BestConfig]:
+    """The configs of `portfolios`, with the full checks that `store` has of them."""
+    return store.checked(config for portfolio in portfolios for config in portfolio.configs())
 
 
 def curve(group: Group, most: int) -> list[Portfolio]:

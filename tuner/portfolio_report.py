@@ -43,18 +43,19 @@ def print_findings(database: str, findings: Sequence[Findings], *, as_json: bool
             say(sentence)
 
 
-def export_document(portfolio: Portfolio) -> dict[str, Any]:
-    """A portfolio that was exported."""
-    group = portfolio.group
-    return {"spec": group.spec.key(), "page_size": group.page_size, **_portfolio_document(portfolio)}
+def portfolios_document(portfolios: Sequence[Portfolio]) -> dict[str, Any]:
+    """The portfolios that were exported; nothing where there are none."""
+    return {"portfolios": list(map(_full_document, portfolios))} if portfolios else {}
 
 
-def exported(portfolio: Portfolio) -> str:
-    """What was exported of a portfolio, in a line."""
-    group = portfolio.group
-    return (f"{group.spec.key()}, pages of {group.page_size}: {counted(len(portfolio.kernels), 'kernel')} for "
-            f"{counted(len(portfolio.losses), 'shape')}, worst loss {percent(max(portfolio.losses, default=None))}, "
-            f"mean {percent(portfolio.mean)}")
+def print_portfolios(portfolios: Sequence[Portfolio]) -> None:
+    """Write what serves each shape of the portfolios that were exported, and what it loses."""
+    for portfolio in portfolios:
+        group, served = portfolio.group, counted(len(portfolio.losses), "shape")
+        print_table(f"{group.gpu.name}, {group.spec.key()}, pages of {group.page_size}", PICKS,
+                    map(_pick_cells, portfolio.picks))
+        say(f"{counted(len(portfolio.kernels), 'kernel')} for {served}, worst loss "
+            f"{percent(max(portfolio.losses, default=None))}, mean {percent(portfolio.mean)}")
 
 
 def percent(loss: float | None) -> str:
@@ -115,24 +116,13 @@ def _document(found: Findings) -> dict[str, Any]:
     group, judged = found.portfolio.group, _judged(found.left_out)
     return {
         "gpu": group.gpu.name,
-        "spec": group.spec.key(),
-        "page_size": group.page_size,
         "regime": str(group.regime),
         "shapes": len(group.shapes),
         "incomparable": group.incomparable,
-        "curve": [_portfolio_document(portfolio) for portfolio in found.curve],
+        "curve": [_summary(portfolio) for portfolio in found.curve],
         "limit": found.limit / 100,
         "fewest_kernels": found.fewest,
-        "portfolio": _portfolio_document(found.portfolio) | {
-            "names": list(found.portfolio.kernels),
-            "picks": [{
-                "batch": pick.shape.best.batch,
-                "variant": pick.variant and pick.variant.key(),
-                "median_ms": pick.variant and pick.shape.timed[pick.variant].timing.median_ms,
-                "loss": pick.loss,
-                "best": pick.shape.best.variant.key(),
-            } for pick in found.portfolio.picks],
-        },
+        "portfolio": _full_document(found.portfolio),
         "left_out": {
             "judged": len(judged),
             "median_loss": _median(judged),
@@ -145,6 +135,23 @@ def _document(found: Findings) -> dict[str, Any]:
     }
 
 
-def _portfolio_document(portfolio: Portfolio) -> dict[str, Any]:
+def _full_document(portfolio: Portfolio) -> dict[str, Any]:
+    group = portfolio.group
+    return {
+        "spec": group.spec.key(),
+        "page_size": group.page_size,
+        **_summary(portfolio),
+        "names": list(portfolio.kernels),
+        "picks": [{
+            "batch": pick.shape.best.batch,
+            "variant": pick.variant and pick.variant.key(),
+            "median_ms": pick.variant and pick.shape.timed[pick.variant].timing.median_ms,
+            "loss": pick.loss,
+            "best": pick.shape.best.variant.key(),
+        } for pick in portfolio.picks],
+    }
+
+
+def _summary(portfolio: Portfolio) -> dict[str, Any]:
     return {"kernels": len(portfolio.kernels), "variants": portfolio.num_variants, "worst_loss": portfolio.worst,
             "mean_loss": portfolio.mean}

@@ -30,11 +30,12 @@ from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.tuner.portfolio import (
     Group,
     choose,
-    chosen_configs,
     curve,
     fewest_kernels,
     groups,
     leave_one_out,
+    portfolios_of,
+    served_configs,
 )
 
 # A and A2 share a kernel. B is best nowhere, and never far off.
@@ -95,7 +96,6 @@ def test_a_shape_is_served_by_its_best_config_or_by_what_its_trial_says(store: S
     small = configs[str(SMALL)]
     assert (small.variant, small.timing.median_ms, small.default_timing.median_ms) == (B, 1.1, 4.0)
     assert (small.verdict, small.full_check) == (Verdict.AMBIGUOUS, False)
-    assert list(portfolio.configs().values()) == list(portfolio.losses)
     best = {config.batch: config for config in store.best_configs()}
     assert set(choose(group_of(store), 2).configs()) == set(best.values())
 
@@ -136,7 +136,7 @@ def test_only_what_passed_the_full_check_is_chosen_where_that_is_asked_for(store
     portfolio = choose(group_of(store, checked=True), 8)
     assert {pick.variant for pick in portfolio.picks} == {B}
     assert portfolio.worst == pytest.approx(0.1)
-    configs = chosen_configs(store, [portfolio])
+    configs = served_configs(store, [portfolio])
     assert [config.full_check for config in configs] == [True] * 3
     assert choose(group_of(store), 8).worst == 0.0
 
@@ -158,8 +158,8 @@ def test_an_answer_that_was_not_timed_on_the_shape_is_not_judged(tmp_path: Path)
 
 
 def test_what_is_exported_is_what_is_looked_up(store: Store, tmp_path: Path) -> None:
-    portfolio = choose(group_of(store), 1)
-    export_json(portfolio.configs(), tmp_path / "few.json", portfolio.configs())
+    portfolios = portfolios_of(store, store.best_configs(), 1, checked=False)
+    export_json(served_configs(store, portfolios), tmp_path / "few.json")
     table = ConfigTable.of(import_json(tmp_path / "few.json"))
     for batch in TIMES:
         answer = table.lookup(SPEC, batch, 16, GPU)
