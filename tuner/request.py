@@ -48,6 +48,17 @@ def layers(
     return model_specs(model, tp, dtype, kv_dtype)
 
 
+def layer_counts(model: str | None, specs: Sequence[AttentionSpec]) -> dict[AttentionSpec, int]:
+    """How many layers of each of `specs` a model has, one each without a model."""
+    if model is None:
+        return dict.fromkeys(specs, 1)
+    from ..search_spaces.models import kind_of
+    from ..search_spaces.models import layer_counts as count
+
+    counts = count(model)
+    return {spec: counts[kind_of(spec)] for spec in specs}
+
+
 def page_sizes(texts: Sequence[str]) -> tuple[int, ...]:
     """The page sizes given, each option holding one or several joined by commas. Raises `InputError`."""
     words = [word.strip() for text in texts for word in text.split(",")] or [str(DEFAULT_PAGE_SIZE)]

@@ -17,7 +17,7 @@ from attention_tuner.kernel_templates.errors import NothingValidError
 from attention_tuner.tuner import cli
 
 COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "doctor", "report")
-REPORTS = ("portfolio",)
+REPORTS = ("portfolio", "pages")
 # What does something, and not only names commands of its own.
 LEAVES = (*(name for name in COMMANDS if name != "report"), *(f"report {name}" for name in REPORTS))
 LAYER = ("--spec", SPEC.key())
@@ -79,6 +79,14 @@ MISTAKES = [
     ("report portfolio --within 101", "'101'"),
     ("report portfolio --within nan", "'nan'"),
     ("report portfolio --model llama-9", "'llama-9'"),
+    ("report pages", "--model"),
+    ("report pages --model llama-3-8b --db nowhere.db", "nowhere.db"),
+    ("report pages --model llama-3-8b --suite nothing", "'nothing'"),
+    ("report pages --model llama-3-8b --page-size 16,17", "'17'"),
+    ("report pages --model llama-3-8b --lengths nowhere.txt", "nowhere.txt"),
+    ("report pages --model llama-3-8b --lengths note.txt", "note.txt"),
+    ("report pages --model llama-3-8b --within much", "'much'"),
+    ("report pages --model llama-3-8b --tp 7", "7 GPUs"),
     ("import nowhere.json --db new.db", "nowhere.json"),
     ("import other.json --db new.db", "99"),
     ("import config.json --db new.db", "config.json"),

@@ -1,13 +1,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_samples import Lines, config, database
-from portfolio_samples import DEFAULT, LARGE, MIDDLE, SMALL, SPEC, A, B, C, full_check, tuned
+from portfolio_samples import (
+    DEFAULT,
+    LARGE,
+    MIDDLE,
+    SMALL,
+    SPEC,
+    A,
+    B,
+    C,
+    best_config,
+    full_check,
+    tuned,
+    unified,
+)
 
 from attention_tuner.db import Store, import_json
+from attention_tuner.search_spaces.models import model_specs
 
 LAYER = ("--spec", SPEC.key())
 TIMES = {
@@ -96,3 +111,25 @@ def test_an_exported_portfolio_holds_what_passed_the_full_check(lines: Lines, pa
     assert (document["configs"], document["provisional"], document["left_out"]) == (3, 0, 0)
     assert document["portfolios"][0]["kernels"] == 1
     assert {config.variant for config in import_json(exported)} == {C}
+
+
+def test_page_sizes_are_compared_for_a_model(lines: Lines, tmp_path: Path) -> None:
+    (spec,) = model_specs("llama-3-8b")
+    path = str(tmp_path / "pages.db")
+    with Store.open(path) as store:
+        for page_size, ms in ((16, 1.0), (128, 0.9)):
+            best = best_config(SMALL, unified(16, page_size=page_size), ms)
+            store.put_best(replace(best, shape=replace(best.shape, spec=spec)))
+    asked = ("report", "pages", "--model", "llama-3-8b", "--db", path)
+    assert lines.run(*asked, "--batch", str(SMALL), "--lengths", "100,128", "--json") == 0
+    document = json.loads(lines.out)
+    assert document["layers"] == {spec.key(): 32}
+    assert document["token_bytes"] == 128 << 10
+    (comparison,) = document["comparisons"]
+    assert [page["lost_bytes"] >> 17 for page in comparison["pages"]] == [12, 28]
+    assert [page["sum_ms"] for page in comparison["pages"]] == pytest.approx([32.0, 28.8])
+    assert lines.run(*asked, "--within", "15", "--page-size", "16,128") == 0
+    assert "recommended are pages of 16" in lines.out
+    for options in (("--batch", "9x1@9"), ("--page-size", "16"), ("--tp", "8")):
+        assert lines.run(*asked, *options) == 2
+        assert "--page-size 16,128" in lines.err
