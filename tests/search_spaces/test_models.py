@@ -307,4 +307,5 @@ def test_all_layers_of_a_preset_are_counted(name: str) -> None:
 
 
 def test_a_config_that_does_not_say_how_many_layers_there_are_counts_one_of_each_kind(write: Write) -> None:
-    assert layer_counts(write(num_attention_heads=4, hidden_size=256)) == {FULL: 1}
+    assert layer_counts(write()) == {FULL: 6}
+    assert layer_counts(write(num_hidden_layers=None)) == {FULL: 1}
