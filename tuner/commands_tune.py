@@ -148,7 +148,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
         refuse_large(tasks)
     with Store.open(default_path() if asked.db is None else asked.db) as store:
         name = store.name
-        with contextlib.closing(_executor(gpu)) as executor:
+        with contextlib.closing(executor_on(gpu)) as executor:
             foreign = _foreign(executor.uuid)
             ending_s = min(ENDING_S, ENDING_SHARE * (settings.seconds or math.inf))
             executor = replace(executor, aside_s=time.monotonic() - asked.begun + ending_s)
@@ -175,7 +175,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
                f"--batch {best.batch} --page-size {best.page_size}{where}")
 
 
-def _executor(gpu: Gpu) -> Executor:
+def executor_on(gpu: Gpu) -> Executor:
     """The processes that a run needs, none of them started yet."""
     from .cache import prune, triton_cache
     from .compile import COMPILER, CompilePool

@@ -200,7 +200,8 @@ class Search:
         waiting, self._waiting = self._waiting, []
         for variant in waiting:
             compiled = builds.result(self.task, variant)
-            self._count_compile(variant, compiled)
+            self.result.compiles += compiled is not None and variant in self._ordered
+            self.result.shared += compiled is not None and variant not in self._ordered
             match compiled:
                 case None:
                     self._waiting.append(variant)
@@ -210,12 +211,6 @@ class Search:
                     self._store(Skipped(variant, EXCEEDS_SHARED_MEMORY))
                 case StaticFacts():
                     self._ready.append(variant)
-
-    def _count_compile(self, variant: Variant, compiled: StaticFacts | Failed | None) -> None:
-        if compiled is not None and variant in self._ordered:
-            self.result.compiles += 1
-        elif compiled is not None:
-            self.result.shared += 1
 
     def _take_off(self, deadline: float) -> None:
         """Have the next variant measured, if there is one."""

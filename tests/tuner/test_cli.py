@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from attention_tuner.kernel_templates.errors import NothingValidError
 from attention_tuner.tuner import cli
 
-COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "doctor", "report")
+COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "verify", "doctor", "report")
 REPORTS = ("portfolio", "pages")
 # What does something, and not only names commands of its own.
 LEAVES = (*(name for name in COMMANDS if name != "report"), *(f"report {name}" for name in REPORTS))
@@ -90,6 +90,14 @@ MISTAKES = [
     ("import nowhere.json --db new.db", "nowhere.json"),
     ("import other.json --db new.db", "99"),
     ("import config.json --db new.db", "config.json"),
+    ("verify --gpu interpreter --db nowhere.db", "nowhere.db"),
+    ("verify --gpu interpreter --db foreign.db", "foreign.db"),
+    ("verify --gpu sm_90 --db nowhere.db", "'sm_90'"),
+    ("verify --trials 5", "--retune"),
+    ("verify --retune --trials x", "'x'"),
+    ("verify --seconds 0", "'0'"),
+    ("verify --model llama-9", "'llama-9'"),
+    ("verify --tp 2 --spec num_q_heads=8,num_kv_heads=1,head_dim=128", "--tp 2"),
     ("doctor --db postgresql:/x://", "URL"),
     ("doctor --db=", "is empty"),
     ("show --db=", "is empty"),
