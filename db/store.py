@@ -133,13 +133,13 @@ class Store:
         checks = FullChecks(self.full_checks(spec=setting.spec, gpu_name=setting.gpu.name))
         return [checks.on_trial(record) for record in latest.values()]
 
-    def trials(self, spec: AttentionSpec, page_size: int, gpu: Gpu) -> list[TrialRecord]:
-        """All trials of a layer and page size on GPUs of this name and number of SMs, oldest first.
+    def trials(self, spec: AttentionSpec, page_size: int, gpu: Gpu, batch: str | None = None) -> list[TrialRecord]:
+        """All trials of a layer, page size and, if given, batch on GPUs of this name and number of SMs, oldest first.
 
         What was timed and has failed the full check in its environment is `Wrong`.
         """
-        query = select(TrialRow).filter_by(
-            spec=spec.key(), page_size=page_size, gpu_name=gpu.name, gpu_num_sms=gpu.num_sms)
+        wanted = {"spec": spec.key(), "page_size": page_size, "gpu_name": gpu.name, "gpu_num_sms": gpu.num_sms}
+        query = select(TrialRow).filter_by(**wanted, **({} if batch is None else {"batch": batch}))
         with self._reading() as session:
             records = self._readable(session.scalars(query.order_by(TrialRow.id)))
         checks = FullChecks(self.full_checks(spec=spec, gpu_name=gpu.name))

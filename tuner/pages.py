@@ -8,14 +8,14 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from ..kernel_templates.batch import MAX_TOKENS, Batch
 from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import BestConfig, Regime
+from ..kernel_templates.outcome import BestConfig, Environment, Regime
 from ..kernel_templates.spec import AttentionSpec
 
 _NUMBERS = re.compile(r"[0-9]+([\s,]+[0-9]+)*")
@@ -53,7 +53,8 @@ class PageSize:
 class Comparison:
     """Page sizes, by size, on one GPU and in one regime, over `batches` that were tuned with all of them.
 
-    `left_out` are batches that were tuned with some of them only, each with the sizes that it lacks.
+    `left_out` are batches that were tuned with some of them only, each with the sizes that it lacks. `is_mixed` is true
+    where not all were measured with the same Triton, torch and driver.
     """
 
     gpu: Gpu
@@ -61,6 +62,7 @@ class Comparison:
     batches: tuple[Batch, ...]
     sizes: tuple[PageSize, ...]
     left_out: Mapping[Batch, tuple[int, ...]]
+    is_mixed: bool = False
 
     def slowdown(self, size: PageSize) -> float:
         """How much slower `size` is than the fastest of the sizes, as a share, by their geometric means."""
@@ -90,12 +92,15 @@ def compare(
     """
     times: dict[tuple[str, int, Regime], dict[tuple[Batch, int], dict[AttentionSpec, float]]] = {}
     gpus: dict[tuple[str, int, Regime], Gpu] = {}
+    versions: dict[tuple[str, int, Regime], set[Environment]] = defaultdict(set)
     for config in configs:
         spec, page_size = config.shape.spec, config.variant.page_size
         if spec not in layers or (pages and page_size not in pages):
             continue
         where = (config.gpu.name, config.gpu.num_sms, config.timing.regime)
         gpus[where] = config.gpu
+        # Templates have sources of their own, which may well differ.
+        versions[where].add(replace(config.environment, kernel_hash=""))
         of_batch = times.setdefault(where, defaultdict(dict))[Batch.parse(config.batch), page_size]
         of_batch[spec] = layers[spec] * config.timing.median_ms
     found: list[Comparison] = []
@@ -103,7 +108,7 @@ def compare(
         whole = {key: sum(ms.values()) for key, ms in by_batch.items() if len(ms) == len(layers)}
         comparison = _compared(gpus[where], where[-1], whole, token_bytes(layers), lengths)
         if len(comparison.sizes) > 1 and comparison.batches:
-            found.append(comparison)
+            found.append(replace(comparison, is_mixed=len(versions[where]) > 1))
     return found
 
 

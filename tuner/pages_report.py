@@ -34,6 +34,8 @@ def print_comparisons(
                     [_cells(each, one) for one in each.sizes])
         for batch, missing in each.left_out.items():
             say(f"{short(batch)} is left out: not tuned with pages of {' and '.join(map(str, missing))}")
+        if each.is_mixed:
+            say("not all of this was measured with the same Triton, torch and driver; verify --retune makes it so")
         say(f"recommended are pages of {each.recommended(within).page_size}: of those at most {within:g} % slower than "
             "the fastest in the geometric mean, they lose the least memory")
 
@@ -67,5 +69,6 @@ def _document(comparison: Comparison, within: float) -> dict[str, Any]:
             "lost_bytes": one.lost_bytes,
             "lost_share": one.lost_share,
         } for one in comparison.sizes],
+        "mixed_versions": comparison.is_mixed,
         "recommended": comparison.recommended(within).page_size,
     }

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..db import ConfigTable, Source, Store
 from ..db.full_checks import FullChecks
 from ..db.records import TrialRecord
-from ..db.store import Store
-from ..db.table import ConfigTable, Source
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.errors import InputError
@@ -40,7 +39,7 @@ class Measured:
     measured_at: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TunedShape:
     """A tuned shape: its best config, and the variants that were right and timed on its batch.
 
@@ -65,8 +64,25 @@ class TunedShape:
             return None
         if variant == self.best.variant and self.best.verdict is not Verdict.AMBIGUOUS:
             return 0.0
-        fastest_ms = min(measured.timing.median_ms for measured in self.timed.values())
-        return self.timed[variant].timing.median_ms / fastest_ms - 1
+        return self.timed[variant].timing.median_ms / self.fastest_ms - 1
+
+    @functools.cached_property
+    def fastest_ms(self) -> float:
+        """The least time of a trial here, in milliseconds."""
+        return min(measured.timing.median_ms for measured in self.timed.values())
+
+    @functools.cached_property
+    def kernels(self) -> Mapping[str, tuple[float, Variant]]:
+        """By kernel, the least loss of an eligible variant of it, and that variant: the least loss first.
+
+        Of several the best config's comes first, then by key.
+        """
+        losses = [(loss, v) for v in self.eligible if (loss := self.loss(v)) is not None]
+        losses.sort(key=lambda each: (each[0], each[1] != self.best.variant, each[1].key()))
+        found: dict[str, tuple[float, Variant]] = {}
+        for loss, variant in losses:
+            found.setdefault(_kernel(variant), (loss, variant))
+        return found
 
     def served_by(self, variant: Variant) -> BestConfig:
         """The config that serves this shape with `variant`, which was timed here, and the default's time beside it."""
@@ -235,24 +251,13 @@ class _Table:
     """What each shape loses with each kernel that was timed on any: `losses [shapes, kernels]`, infinite if not."""
 
     def __init__(self, shapes: Sequence[TunedShape]) -> None:
-        rows = [_least_losses(shape) for shape in shapes]
+        rows = [shape.kernels for shape in shapes]
         self.kernels = list(dict.fromkeys(kernel for row in rows for kernel in row))
         self.losses = np.array([[row.get(kernel, (np.inf,))[0] for kernel in self.kernels] for row in rows])
 
 
-def _least_losses(shape: TunedShape) -> dict[str, tuple[float, Variant]]:
-    """By kernel, the least loss of a variant of it, and that variant; of several the best config's, then by key."""
-    losses = [(loss, v) for v in shape.eligible if (loss := shape.loss(v)) is not None]
-    losses.sort(key=lambda each: (each[0], each[1] != shape.best.variant, each[1].key()))
-    found: dict[str, tuple[float, Variant]] = {}
-    for loss, variant in losses:
-        found.setdefault(_kernel(variant), (loss, variant))
-    return found
-
-
 def _pick(shape: TunedShape, kernels: Sequence[str]) -> Pick:
-    for kernel, (loss, variant) in _least_losses(shape).items():
-        # The kernels come in the order of their losses.
+    for kernel, (loss, variant) in shape.kernels.items():
         if kernel in kernels:
             return Pick(shape, variant, loss)
     return Pick(shape, None, None)

@@ -11,7 +11,7 @@ from .portfolio import LeftOut, Pick, Portfolio
 from .report import print_json, print_table, say
 from .wording import counted, milliseconds, short, values
 
-CURVE = ("kernels", "variants", "worst loss", "mean loss", "worst on")
+CURVE = ("kernels", "variants", "shapes", "worst loss", "mean loss", "worst on")
 PICKS = ("batch", "variant", "time", "loss")
 
 
@@ -65,8 +65,8 @@ def percent(loss: float | None) -> str:
 
 def _curve_cells(portfolio: Portfolio) -> tuple[str, ...]:
     worst = _worst(portfolio)
-    return (str(len(portfolio.kernels)), str(portfolio.num_variants), percent(portfolio.worst),
-            percent(portfolio.mean), "" if worst.loss == 0 else short(worst.shape.batch))
+    return (str(len(portfolio.kernels)), str(portfolio.num_variants), str(len(portfolio.losses)),
+            percent(portfolio.worst), percent(portfolio.mean), "" if worst.loss == 0 else short(worst.shape.batch))
 
 
 def _worst(portfolio: Portfolio) -> Pick:
@@ -153,5 +153,5 @@ def _full_document(portfolio: Portfolio) -> dict[str, Any]:
 
 
 def _summary(portfolio: Portfolio) -> dict[str, Any]:
-    return {"kernels": len(portfolio.kernels), "variants": portfolio.num_variants, "worst_loss": portfolio.worst,
-            "mean_loss": portfolio.mean}
+    return {"kernels": len(portfolio.kernels), "variants": portfolio.num_variants, "shapes": len(portfolio.losses),
+            "worst_loss": portfolio.worst, "mean_loss": portfolio.mean}

@@ -57,9 +57,9 @@ def _shares(variant: Variant, other: Variant) -> bool:
 def _times(config: BestConfig, store: Store) -> dict[Variant, float]:
     """By variant that can still be installed, its latest median time in the setting of `config`, in milliseconds."""
     found: dict[Variant, float] = {}
-    for trial in store.trials(config.shape.spec, config.variant.page_size, config.gpu):
+    for trial in store.trials(config.shape.spec, config.variant.page_size, config.gpu, config.batch):
         outcome = trial.outcome
-        if str(trial.setting.batch) == config.batch and trial.setting.regime == config.timing.regime:
+        if trial.setting.regime == config.timing.regime:
             found.pop(outcome.variant, None)
             if isinstance(outcome, Timed):
                 found[outcome.variant] = outcome.timing.median_ms

@@ -75,6 +75,14 @@ def test_only_what_is_tuned_with_all_sizes_is_compared() -> None:
     assert compare(CONFIGS, {WINDOWED: 1}) == []
 
 
+def test_times_of_different_versions_are_told() -> None:
+    newer = replace(CONFIGS[0].environment, driver="590.2")
+    hashed = replace(CONFIGS[0].environment, kernel_hash="other")
+    for environment, is_mixed in ((newer, True), (hashed, False)):
+        (found,) = compare([replace(CONFIGS[0], environment=environment), *CONFIGS[1:]], ONE)
+        assert found.is_mixed == is_mixed
+
+
 def test_gpus_are_compared_each_for_itself() -> None:
     other = replace(GPU, name="NVIDIA H100")
     found = compare([*CONFIGS, *(replace(config, gpu=other) for config in CONFIGS)], ONE)
