@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,15 @@ from typer.main import get_command
 
 from .. import __version__
 from ..kernel_templates.errors import InputError, TunerError
-from . import commands_machine, commands_report, commands_store, commands_tune, commands_variants, commands_verify
+from . import (
+    commands_machine,
+    commands_record,
+    commands_report,
+    commands_store,
+    commands_tune,
+    commands_variants,
+    commands_verify,
+)
 
 PROGRAM = "attention-tuner"
 INTERRUPTED = 130
@@ -36,6 +45,8 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     commands_store.export,
     commands_store.import_,
     commands_verify.verify,
+    commands_record.record,
+    commands_record.recording,
     commands_machine.doctor,
 )
 for command in _COMMANDS:
@@ -48,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     What the user did wrong is one sentence on stderr and status 2; nothing valid found is 1; Ctrl-C is 130.
     """
+    # What a lookup tells an engine's log, the commands say themselves.
+    logging.getLogger("attention_tuner").addHandler(logging.NullHandler())
     with _warnings_in_one_line():
         try:
             status = get_command(app).main(

@@ -98,7 +98,8 @@ def _sentences(found: Findings) -> list[str]:
             f"each shape left out and looked up in a portfolio of at most {counted(found.size, 'kernel')} for the "
             f"others: median loss {percent(_median(judged))}, worst {percent(worst.loss)} on "
             f"{short(worst.shape.batch)}; {len(judged)} of {counted(len(found.left_out), 'answer')} had been timed "
-            "there")
+            f"there, and {sum(each.source == 'heuristic' for each in found.left_out)} were chosen by rule, for nothing "
+            "tuned was near")
     elif found.left_out:
         told.append("no shape could be judged by leaving it out: no answer had been timed there; tune with --cross")
     return told

@@ -70,8 +70,10 @@ class Search:
         self.costs = Costs(task, run.gpu.is_interpreter)
         self.newest = ""
         self.neighbours = neighbours(task, run)
+        recording = run.executor.recording
         if only is None:
-            self._valid = survey(task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
+            self._valid = recording.variants(task) if recording else survey(
+                task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
             self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
         else:
             self._valid = self._first = tuple(only)

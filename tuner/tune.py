@@ -44,10 +44,8 @@ def tune(
     interpreter cannot run in that time or the GPU's memory cannot hold and for an unknown sampler, and `StoreError`
     when an outcome cannot be stored.
     """
-    if gpu.is_interpreter:
-        refuse_long(tasks, settings)
-    else:
-        refuse_large(tasks)
+    if executor.recording is None:
+        _refuse(tasks, gpu, settings)
     with running(gpu, store, settings, executor, listener) as run:
         share = CROSS_SHARE if settings.cross else 0.0
         first = replace(run, deadline=executor.clock() + (1 - share) * run.seconds_left)
@@ -130,6 +128,13 @@ def _find(search: Search, search_end: float, deadline: float, meanwhile: Callabl
             with contextlib.suppress(TunerError):
                 keep(search, final or Final(search, search.baseline))
         raise
+
+
+def _refuse(tasks: Sequence[Task], gpu: Gpu, settings: Settings) -> None:
+    if gpu.is_interpreter:
+        refuse_long(tasks, settings)
+    else:
+        refuse_large(tasks)
 
 
 def refuse_long(tasks: Sequence[Task], settings: Settings) -> None:

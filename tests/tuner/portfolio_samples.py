@@ -28,7 +28,7 @@ SPEC = AttentionSpec(8, 2, 64)
 GPU = Gpu("NVIDIA H200", (9, 0), 132, 227 << 10, 60 << 20, "580.1")
 ENVIRONMENT = Environment("hash", "3.9", "2.13", "580.1")
 REGIME = Regime("graph")
-SMALL, MIDDLE, LARGE = (Batch.parse(text) for text in ("2x1@48", "8x1@4000", "64x1@60000"))
+SMALL, MIDDLE, LARGE = (Batch.parse(text) for text in ("8x1@1100", "8x1@2000", "8x1@4000"))
 DEFAULT = default_variant(SPEC, SMALL, 16)
 
 

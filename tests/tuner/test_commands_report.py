@@ -49,7 +49,7 @@ def test_the_curve_and_what_serves_each_shape_are_shown(lines: Lines, path: str)
     assert lines.run("report", "portfolio", "--kernels", "1", "--within", "15%", "--db", path) == 0
     assert "with 1 kernel\n" in lines.out
     assert "served by 1 kernel " in lines.out
-    assert "median loss 10.0%, worst 100.0% on 64x1@60000" in lines.out
+    assert "median loss 10.0%, worst 10.0% on 8x1@4000" in lines.out
     assert "3 of 3 answers" in lines.out
 
 

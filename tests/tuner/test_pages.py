@@ -34,12 +34,12 @@ def test_a_page_size_has_the_times_of_all_batches_and_what_its_last_pages_lose()
     first = found.sizes[0]
     assert first.mean_ms == pytest.approx(2.0)
     assert first.sum_ms == pytest.approx(5.0)
-    # Two sequences of 49 keys and eight of 4,001; a token has 2 KV heads of 64 for K and for V, of two bytes.
+    # Eight sequences of 1,101 keys and eight of 2,001; a token has 2 KV heads of 64 for K and for V, of two bytes.
     assert token_bytes(ONE) == 512
-    assert first.lost_bytes == (2 * 15 + 8 * 15) * 512
-    assert first.held_bytes == (2 * 64 + 8 * 4016) * 512
-    assert first.lost_share == pytest.approx(150 / 32256)
-    assert found.sizes[2].lost_bytes == (2 * 207 + 8 * 95) * 512
+    assert first.lost_bytes == (8 * 3 + 8 * 15) * 512
+    assert first.held_bytes == (8 * 1104 + 8 * 2016) * 512
+    assert first.lost_share == pytest.approx(144 / 24960)
+    assert found.sizes[2].lost_bytes == (8 * 179 + 8 * 47) * 512
 
 
 def test_the_size_that_loses_least_is_recommended_of_those_that_are_nearly_fastest() -> None:

@@ -24,7 +24,7 @@ def test_a_size_is_recommended_by_a_rule_that_is_told(capsys: pytest.CaptureFixt
     out = " ".join(capsys.readouterr().out.split())
     assert "32 layers of num_q_heads=8" in out
     assert "over 2 batches" in out
-    assert "64x1@60000 is left out: not tuned with pages of 16" in out
+    assert "8x1@4000 is left out: not tuned with pages of 16" in out
     assert "recommended are pages of 64: of those at most 3 % slower than the fastest" in out
     print_comparisons(comparisons, LAYERS, 20.0, as_json=False)
     assert "recommended are pages of 16: of those at most 20 % slower" in capsys.readouterr().out

@@ -31,7 +31,7 @@ def test_a_loss_is_a_percentage_or_unknown() -> None:
 def test_the_curve_names_the_batch_that_loses_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_findings("tuner.db", [findings(tmp_path, 1)], as_json=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "1 1 2 10.0% 5.0% 2x1@48" in lines
+    assert "1 1 2 10.0% 5.0% 8x1@1100" in lines
     assert "2 2 2 0.0% 0.0%" in lines
     assert "of 2 shapes none loses more than 5 % with 2 kernels" in lines
 

@@ -185,3 +185,9 @@ def test_a_sampler_is_one_of_those_that_the_search_has() -> None:
     assert request.sampler("tpe") == "tpe"
     with pytest.raises(InputError, match="'oracle'; accepted are tpe, random"):
         request.sampler("oracle")
+
+
+def test_options_that_do_not_go_with_another_are_refused_by_name() -> None:
+    request.refuse_beside("--replay", db=None, dry_run=False)
+    with pytest.raises(InputError, match="--dry-run does not go with --replay"):
+        request.refuse_beside("--replay", db=None, dry_run=True, gpu="sm_90")
