@@ -17,6 +17,7 @@ from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment, Regime
 from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.template import why_invalid
 
 _NUMBERS = re.compile(r"[0-9]+([\s,]+[0-9]+)*")
 
@@ -84,7 +85,7 @@ def compare(
     configs: Iterable[BestConfig], layers: Mapping[AttentionSpec, int], pages: Sequence[int] = (),
     lengths: Sequence[int] = (),
 ) -> list[Comparison]:
-    """The page sizes compared over `configs`, for each GPU and regime where two of them or more can be.
+    """The page sizes compared over those of `configs` that can run, for each GPU and regime where two or more can be.
 
     `layers` says how many layers of each spec a model has: a batch takes the time of all. `pages` are the sizes, none
     meaning all that any batch was tuned with; `lengths` are those of the sequences that the cache holds, none meaning
@@ -95,7 +96,7 @@ def compare(
     versions: dict[tuple[str, int, Regime], set[Environment]] = defaultdict(set)
     for config in configs:
         spec, page_size = config.shape.spec, config.variant.page_size
-        if spec not in layers or (pages and page_size not in pages):
+        if spec not in layers or (pages and page_size not in pages) or why_invalid(config.variant, spec, config.gpu):
             continue
         where = (config.gpu.name, config.gpu.num_sms, config.timing.regime)
         gpus[where] = config.gpu

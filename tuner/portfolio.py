@@ -100,7 +100,8 @@ class TunedShape:
 class Group:
     """Tuned shapes among which kernels can be shared: of one layer, page size, GPU and regime.
 
-    `incomparable` best configs of it are left out: no trial in the latest environment says what their variant takes.
+    `incomparable` best configs of it are left out: their variant cannot run any more, or no trial in the latest
+    environment says what it takes.
     """
 
     spec: AttentionSpec

@@ -89,8 +89,8 @@ def _sentences(found: Findings) -> list[str]:
             + ("any number of kernels that were timed there" if found.fewest is None else
                counted(found.fewest, "kernel"))]
     if group.incomparable:
-        told.append(f"{counted(group.incomparable, 'best config')} left out: no trial of the latest environment has "
-                    "its variant; tune again")
+        told.append(f"{counted(group.incomparable, 'best config')} left out: the variant cannot run any more, or no "
+                    "trial of the latest environment has it; tune again")
     judged = _judged(found.left_out)
     if judged:
         worst = max(judged, key=lambda each: each.loss or 0.0)

@@ -73,6 +73,8 @@ def test_only_what_is_tuned_with_all_sizes_is_compared() -> None:
     assert compare(CONFIGS, ONE, pages=(16,)) == []
     assert compare([tuned(SMALL, 16, 1.0), tuned(MIDDLE, 64, 1.0)], ONE) == []
     assert compare(CONFIGS, {WINDOWED: 1}) == []
+    gone = [replace(config, variant=replace(config.variant, template="gone")) for config in CONFIGS]
+    assert compare([*CONFIGS[:2], *gone], ONE) == []
 
 
 def test_times_of_different_versions_are_told() -> None:
