@@ -56,6 +56,9 @@ def tune(
         show_default=f"no limit, without a GPU {SECONDS_WITHOUT_GPU:g}")] = None,
     seed: options.Seed = 0,
     sampler: Annotated[str, typer.Option(metavar="NAME", help="Which of Optuna's: tpe, random, gp or qmc.")] = "tpe",
+    cross: Annotated[bool, typer.Option(
+        "--cross", help="Then try what won one batch on all others of its layer and page size: what report portfolio "
+                        "needs to know.")] = False,
     warm: options.Warm = False,
     eager: options.Eager = False,
     db: options.Database = None,
@@ -110,6 +113,7 @@ def tune(
         seed=seed,
         sampler=sampler,
         regime=request.regime(warm, eager),
+        cross=cross,
     )
     _name_kinds(model, specs)
     if dry_run:
