@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -80,3 +82,20 @@ def test_ctrl_c_ends_within_seconds_and_keeps_every_finished_trial(environment: 
     assert "Traceback" not in err
     assert "goes on from there" in err.splitlines()[-1]
     assert run(environment, "show")["trials"]["timed"] >= 1
+
+
+def test_what_was_tuned_with_another_driver_is_verified_and_tuned_anew(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    run(environment, *TUNE, "--batch", BATCHES[1], "--trials", "3", "--cross")
+    with contextlib.closing(sqlite3.connect(tmp_path / "tuned.db")) as connection, connection:
+        for table in ("trials", "best_configs"):
+            connection.execute(f"update {table} set triton = 'before'")
+    arguments = ("verify", *LAYER, "--gpu", "interpreter", "--retune", "--trials", "4")
+    found = run(environment, *arguments)
+    (verified,) = found["verified"]
+    assert verified["state"] in ("held", "changed", "beaten")
+    assert (verified["retuned"] is None) == (verified["state"] == "held")
+    again = run(environment, *arguments)
+    assert (again["verified"], again["fresh"]) == ([], 1)
+    assert run(environment, "report", "portfolio", *LAYER)["groups"][0]["shapes"] == 1
