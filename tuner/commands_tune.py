@@ -18,6 +18,7 @@ from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.spec import AttentionSpec
 from ..search_spaces.models import kind_of
 from . import options, request
+from .samplers import DEFAULT_SAMPLER, SAMPLERS, check_sampler
 from .task import Task
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def tune(
         "--seconds", parser=options.positive_seconds, metavar="SECONDS", help="Time for the whole run.",
         show_default=f"no limit, without a GPU {SECONDS_WITHOUT_GPU:g}")] = None,
     seed: options.Seed = 0,
-    sampler: Annotated[str, typer.Option(metavar="NAME", help="Which of Optuna's: tpe, random, gp or qmc.")] = "tpe",
+    sampler: Annotated[str, typer.Option(metavar="|".join(SAMPLERS), help="What chooses the variants to try.")]
+        = DEFAULT_SAMPLER,
     warm: options.Warm = False,
     eager: options.Eager = False,
     db: options.Database = None,
@@ -76,7 +78,7 @@ def tune(
     specs = request.layers(model, tp, dtype, spec, kv_dtype)
     pages = request.page_sizes(page_size or ())
     named = request.batches(batch or (), suite)
-    sampler = request.sampler(sampler)
+    check_sampler(sampler)
     on = request.machine(gpu) if dry_run else request.runnable(gpu)
     tasks = request.tasks(specs, named or request.default_batches(on), pages)
     settings = Settings(

@@ -179,9 +179,3 @@ def test_a_variant_that_is_invalid_here_is_refused_with_the_reason() -> None:
     key = default_variant(SPEC, BATCH, 16).replace(block_m=128, num_warps=1).key()
     with pytest.raises(VariantError, match=r"cannot run layer .* registers"):
         request.variant(key, WIDE_SPEC, 16, H100)
-
-
-def test_a_sampler_is_one_of_those_that_the_search_has() -> None:
-    assert request.sampler("tpe") == "tpe"
-    with pytest.raises(InputError, match="'oracle'; accepted are tpe, random"):
-        request.sampler("oracle")

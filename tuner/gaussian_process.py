@@ -1,0 +1,89 @@
+"""A Gaussian process over places, and the improvement to expect of it: kriging with exponential kernels.
+
+The covariance of two places is `exp(-sum_d rate_d |x_d - y_d|)`: a step in a dimension costs as much as the data say,
+and nothing is smoother than that. What was measured has mean 0 and deviation 1, and noise of its own.
+"""
+
+# pyright: basic
+# scipy tells no types.
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
+from scipy.special import log_ndtr
+
+Array = NDArray[np.float64]
+
+# Of the logarithms of the rates and of the noise: where the search for them begins, its bounds, and the deviation of
+# the normal distribution that they are held to have, without which a few measurements would say anything.
+RATE, NOISE = 0.0, -4.0
+RATE_BOUNDS, NOISE_BOUNDS = (-5.0, 4.0), (-9.0, 0.0)
+DEVIATION = 3.0
+STEPS = 15
+# Keeps the covariance of what is measured positive definite.
+JITTER = 1e-6
+# An improvement as unlikely as this is told by its leading term: of two tiny numbers only noise would be left.
+FAR = -5.0
+
+
+class GaussianProcess:
+    """The process over places of so many `dimensions`; its rates and noise are those of the latest `fit`."""
+
+    def __init__(self, dimensions: int) -> None:
+        self._begin = np.append(np.full(dimensions, RATE), NOISE)
+        self._hyper = self._begin
+
+    def fit(self, places: Array, losses: Array) -> None:
+        """Find the rates and the noise that make `losses` `[n]` at `places` `[n, dimensions]` likeliest."""
+        steps = np.abs(places[:, None, :] - places[None, :, :])
+        bounds = [RATE_BOUNDS] * places.shape[1] + [NOISE_BOUNDS]
+        # From where they were: with one more measurement they are hardly elsewhere.
+        self._hyper = minimize(self._surprise, self._hyper, (steps, losses), "L-BFGS-B", jac=True, bounds=bounds,
+                               options={"maxiter": STEPS}).x  # fmt: skip
+
+    def posterior(self, places: Array, losses: Array, pending: Array, asked: Array) -> tuple[Array, Array]:
+        """Mean and deviation `[m]` at the places `asked` `[m, dimensions]`, given `losses` `[n]` at `places`.
+
+        What is `pending` `[k, dimensions]` narrows the process and leaves its mean (the "kriging believer" of
+        Ginsbourger et al., 2010), so that places asked for one after another differ.
+        """
+        known = np.concatenate([places, pending])
+        noise = np.exp(self._hyper[-1]) + JITTER
+        covariance = self._covariance(known, known) + noise * np.eye(len(known))
+        among = self._covariance(asked, known)
+        count = len(places)
+        mean = among[:, :count] @ cho_solve(cho_factor(covariance[:count, :count], lower=True), losses)
+        solved = cho_solve(cho_factor(covariance, lower=True), among.T)
+        return mean, np.sqrt(np.maximum(1.0 - np.einsum("ij,ji->i", among, solved), JITTER))
+
+    def _covariance(self, places: Array, others: Array) -> Array:
+        rates = np.exp(self._hyper[:-1])
+        return np.exp(-cdist(places * rates, others * rates, "cityblock"))
+
+    def _surprise(self, hyper: Array, steps: Array, losses: Array) -> tuple[float, Array]:
+        """The negative logarithm of the likelihood of `losses` and of `hyper`, and its gradient."""
+        rates, noise = np.exp(hyper[:-1]), np.exp(hyper[-1])
+        kernel = np.exp(-steps @ rates)
+        factor = cho_factor(kernel + (noise + JITTER) * np.eye(len(losses)), lower=True)
+        weights = cho_solve(factor, losses)
+        slope = np.outer(weights, weights) - cho_solve(factor, np.eye(len(losses)))
+        strays = (hyper - self._begin) / DEVIATION
+        value = 0.5 * losses @ weights + np.log(np.diag(factor[0])).sum() + 0.5 * strays @ strays
+        of_rates: Array = 0.5 * rates * np.tensordot(slope * kernel, steps, 2)
+        gradient = np.append(of_rates, -0.5 * noise * np.trace(slope).real)
+        return float(value), gradient + strays / DEVIATION
+
+
+def log_expected_improvement(best: float, mean: Array, deviation: Array) -> Array:
+    """The logarithm of how far below `best` a normal variable is to be expected, counted as 0 where it is above."""
+    gain = (best - mean) / deviation
+    near, far = np.maximum(gain, FAR), np.minimum(gain, FAR)
+    improvement = np.log(_density(near) + near * np.exp(log_ndtr(near)))
+    return np.log(deviation) + np.where(gain < FAR, np.log(_density(0.0)) - far**2 / 2 - 2 * np.log(-far), improvement)
+
+
+def _density(value: Array | float) -> Array | float:
+    return np.exp(-np.square(value) / 2) / np.sqrt(2 * np.pi)
