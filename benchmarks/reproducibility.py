@@ -29,7 +29,7 @@ from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.models import model_specs
 from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner import documents
-from attention_tuner.tuner.commands_tune import _executor as command_executor
+from attention_tuner.tuner.commands_tune import executor_on as command_executor
 from attention_tuner.tuner.jobs import RaceJob
 from attention_tuner.tuner.race import Interval, compare
 from attention_tuner.tuner.run import Executor, Settings, TaskResult

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import platformdirs
 from sqlalchemy import Engine, delete, func, select
@@ -112,6 +112,11 @@ class Store:
         with self._writing() as session:
             row = session.get_one(RunRow, run_id)
             row.settings = json.dumps({**json.loads(row.settings), **notes})
+
+    def run_settings(self) -> dict[int, dict[str, Any]]:
+        """The settings of every run by its id, with the notes that were added to them."""
+        with self._reading() as session:
+            return {row.id: json.loads(row.settings) for row in session.scalars(select(RunRow).order_by(RunRow.id))}
 
     def add_trial(self, record: TrialRecord) -> None:
         """Keep a finished trial."""

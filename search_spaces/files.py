@@ -12,10 +12,11 @@ from ..kernel_templates.errors import ModelError
 JsonObject = dict[str, Any]
 
 
-def shipped(folder: str) -> dict[str, Path]:
-    """The JSON files that ship in `folder` of this package by name without extension, sorted."""
-    paths = (Path(__file__).parent / folder).glob("*.json")
-    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
+def shipped(folder: str, suffixes: tuple[str, ...] = (".json",)) -> dict[str, Path]:
+    """The files that ship in `folder` of this package by name without their suffix, one of `suffixes`; sorted."""
+    paths = [path for path in (Path(__file__).parent / folder).glob("*") if path.name.endswith(suffixes)]
+    names = {path.name.removesuffix(next(s for s in suffixes if path.name.endswith(s))): path for path in paths}
+    return dict(sorted(names.items()))
 
 
 def find(name_or_path: str, folder: str, noun: str) -> Path:
@@ -23,7 +24,12 @@ def find(name_or_path: str, folder: str, noun: str) -> Path:
 
     Raises `ModelError` when there is neither, listing the names and the closest one.
     """
-    known = shipped(folder)
+    return find_by_suffix(name_or_path, folder, noun, (".json",))
+
+
+def find_by_suffix(name_or_path: str, folder: str, noun: str, suffixes: tuple[str, ...]) -> Path:
+    """As `find`, among shipped files whose names end in one of `suffixes`."""
+    known = shipped(folder, suffixes)
     path = known.get(name_or_path) or Path(name_or_path).expanduser()
     if path.is_file():
         return path

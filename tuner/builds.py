@@ -38,6 +38,10 @@ class Compiler(Protocol):
         """What was compiled since the last call; waits up to `wait_s` for one."""
         ...
 
+    def seconds_of(self, job: CompileJob) -> float:
+        """The wall time that `job` took, 0 while it is not done."""
+        ...
+
     def forget(self) -> list[CompileJob]:
         """Drop what is queued and return it; what is being compiled goes on."""
         ...
@@ -58,6 +62,7 @@ class Builds:
         self.pool = pool
         self._gpu = gpu
         self._done: dict[Code, StaticFacts | Failed] = {}
+        self._jobs: dict[Code, CompileJob] = {}
         self._under_way: set[Code] = set()
 
     def order(self, task: Task, variant: Variant) -> None:
@@ -73,11 +78,17 @@ class Builds:
             code = _code(job.spec, job.variant)
             self._under_way.discard(code)
             self._done[code] = compiled
+            self._jobs[code] = job
 
     def result(self, task: Task, variant: Variant) -> StaticFacts | Failed | None:
         """What came of compiling `variant`, None while that is not known."""
         compiled = self._done.get(_code(task.spec, variant))
         return replace(compiled, variant=variant) if isinstance(compiled, Failed) else compiled
+
+    def seconds_of(self, task: Task, variant: Variant) -> float:
+        """The seconds that compiling `variant` took, 0 while it is not compiled."""
+        job = self._jobs.get(_code(task.spec, variant))
+        return 0.0 if job is None else self.pool.seconds_of(job)
 
     def forget(self) -> None:
         """Drop what is not being compiled yet; it can be ordered again."""

@@ -43,38 +43,45 @@ class Job(abc.ABC, Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a child does before its first job: its niceness, and modules that are imported ahead."""
+    """What a child does before its first job: its niceness, and modules that are imported ahead.
+
+    For later jobs it keeps what at most `room` keys need.
+    """
 
     interpret: bool = False
     niceness: int = 0
     preload: tuple[str, ...] = ()
+    room: int = 1
 
 
 class Context:
     """What a job is given in the child: a way to say what it is at, and a place to keep things for the next job."""
 
-    def __init__(self, interpret: bool, send: Callable[[Any], None]) -> None:
+    def __init__(self, interpret: bool, send: Callable[[Any], None], room: int = 1) -> None:
         self.interpret = interpret
         self._send = send
-        self._key: Hashable = None
-        self._kept: Any = None
+        self._room = room
+        # By key, the one asked for last at the end.
+        self._kept: dict[Hashable, Any] = {}
 
     def at(self, stage: str, variant: Variant | None = None) -> None:
         """Tell the parent what is to blame if nothing more is heard."""
         self._send(At(stage, variant))
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What an earlier job kept under `key`, else what `make` returns; only the last key's is kept."""
-        if self._kept is None or key != self._key:
-            # Freed first: there may not be memory for both.
-            self._key = self._kept = None
-            self._kept = make()
-            self._key = key
-        return cast(T, self._kept)
+        """What an earlier job kept under `key`, else what `make` returns; that of the last few keys is kept."""
+        if key in self._kept:
+            self._kept[key] = self._kept.pop(key)
+        else:
+            # Freed first: there may not be memory for one more.
+            while len(self._kept) >= self._room:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = make()
+        return cast(T, self._kept[key])
 
     def forget(self) -> None:
         """Free what is kept."""
-        self._key = self._kept = None
+        self._kept.clear()
         gc.collect()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
@@ -120,7 +127,7 @@ def serve(descriptor: int, parent: int) -> None:
         for module in setup.preload:
             importlib.import_module(module)
         connection.send(Ready())
-        context = Context(setup.interpret, connection.send)
+        context = Context(setup.interpret, connection.send, setup.room)
         while True:
             try:
                 request = connection.recv_bytes()

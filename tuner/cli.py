@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from .. import __version__
 from ..kernel_templates.errors import InputError, TunerError
-from . import commands_machine, commands_store, commands_tune, commands_variants
+from . import commands_machine, commands_record, commands_store, commands_tune, commands_variants
 
 PROGRAM = "attention-tuner"
 INTERRUPTED = 130
@@ -35,6 +35,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     commands_store.lookup,
     commands_store.export,
     commands_store.import_,
+    commands_record.record,
     commands_machine.doctor,
 )
 for command in _COMMANDS:

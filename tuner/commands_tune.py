@@ -146,7 +146,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
         refuse_large(tasks)
     with Store.open(default_path() if asked.db is None else asked.db) as store:
         name = store.name
-        with contextlib.closing(_executor(gpu)) as executor:
+        with contextlib.closing(executor_on(gpu)) as executor:
             foreign = _foreign(executor.uuid)
             ending_s = min(ENDING_S, ENDING_SHARE * (settings.seconds or math.inf))
             executor = replace(executor, aside_s=time.monotonic() - asked.begun + ending_s)
@@ -173,19 +173,20 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
                f"--batch {best.batch} --page-size {best.page_size}{where}")
 
 
-def _executor(gpu: Gpu) -> Executor:
-    """The processes that a run needs, none of them started yet."""
+def executor_on(gpu: Gpu, room: int = 1, races: bool = True) -> Executor:
+    """The processes that a run needs, none of them started yet; the measuring one has room for so many tasks."""
     from .cache import prune, triton_cache
     from .compile import COMPILER, CompilePool
     from .run import Executor
     from .worker import Worker
 
-    worker = Worker.on(gpu)
+    worker = Worker.on(gpu, room)
     if gpu.is_interpreter:
         # Its times are no GPU's, and a second process would only take time from the search.
         return Executor(worker)
     prune(triton_cache())
-    return Executor(worker, CompilePool(preload=(COMPILER,)), uuid=worker.uuid, racer=Worker.on(gpu))
+    racer = Worker.on(gpu) if races else None
+    return Executor(worker, CompilePool(preload=(COMPILER,)), uuid=worker.uuid, racer=racer)
 
 
 def _foreign(uuid: str | None) -> list[CardProcess]:

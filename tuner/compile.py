@@ -54,6 +54,7 @@ class CompilePool:
         # A thread per process does nothing but wait for it, so that a process never waits for the search.
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="compile")
         self._futures: dict[Future[Compiled], CompileJob] = {}
+        self._seconds: dict[Job[Compiled], float] = {}
         self._full = FullTime(count)
 
     @property
@@ -79,6 +80,10 @@ class CompilePool:
         ready = [future for future in self._futures if future in done]
         return [(self._futures.pop(future), future.result()) for future in ready]
 
+    def seconds_of(self, job: CompileJob) -> float:
+        """The wall time that `job` took, 0 while it is not done."""
+        return self._seconds.get(job, 0.0)
+
     @property
     def pending(self) -> int:
         """Jobs submitted whose results were not returned yet."""
@@ -103,12 +108,14 @@ class CompilePool:
 
     def _compile(self, job: Job[Compiled]) -> Compiled:
         child = self._idle.get()
+        start = time.monotonic()
         try:
             with self._full.one_busy():
                 return child.run(job, self._limit_s, cpu_time=True)
         except JobError as error:
             return job.settle(error, self._compile)
         finally:
+            self._seconds[job] = time.monotonic() - start
             self._idle.put(child)
 
 

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from .workbench import Workbench
 
 GRAPH = Regime("graph")
-# What these samples show to be this many times as slow as the best so far cannot win: one variant's times differ by a
-# tenth at most.
-FIRST_SAMPLES = 2
-CLEARLY_SLOWER = 1.25
+# What so many samples show to be more than so many times as slow as the best so far cannot win, and is sampled no more:
+# one variant's times differ by a tenth at most.
+LOOKS = ((1, 3.0), (2, 1.25))
 # Of the time for a race, what ending its watch and answering take.
 ANSWER_S = 2 * WATCH_PERIOD_S
 
@@ -90,8 +89,8 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
 
     `seed` is that of the checked inputs. `regime` is the one asked for: the interpreter, and a variant that cannot be
     captured, are timed in their own, which the timing names. One that is clearly slower than `rival_ms` is timed with
-    `FIRST_SAMPLES` only. `code` tells variants apart whose code differs, "" being that of its template and values: what
-    has the code and the launch of a variant that was measured before is not measured again.
+    as few samples as `LOOKS` says. `code` tells variants apart whose code differs, "" being that of its template and
+    values: what has the code and the launch of a variant that was measured before is not measured again.
     """
 
     task: Task
@@ -122,11 +121,15 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
         if not check.passed:
             return Wrong(self.variant, check)
         context.at("time", self.variant)
-        watch = bench.stopwatch(launcher, self.regime)
-        samples = watch.samples(min(FIRST_SAMPLES, self.samples))
-        is_slow = self.rival_ms is not None and min(samples) > CLEARLY_SLOWER * self.rival_ms
-        if self.samples > len(samples) and not is_slow:
-            samples += watch.samples(self.samples - len(samples))
+        watch = bench.stopwatch(launcher, self.regime, is_loaded=True)
+        samples = watch.spare
+        rival_ms = math.inf if self.rival_ms is None else self.rival_ms
+        for count, most in (*LOOKS, (self.samples, math.inf)):
+            missing = min(count, self.samples) - len(samples)
+            if missing > 0:
+                samples += watch.samples(missing)
+            if min(samples) > most * rival_ms:
+                break
         return Timed(self.variant, check, Timing(samples, watch.regime, plan_ms))
 
     def settle(self, error: JobError, again: Callable[[Job[Timed | Wrong | Failed]], Timed | Wrong | Failed]) -> Failed:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -36,7 +38,8 @@ class Stopwatch(Generic[T]):
     A sample is the mean over as many launches as take `SAMPLE_MS`, and over every buffer equally often, so that no
     buffer is in L2 when its turn comes. Where that would take too many buffers, `flush` is given, which evicts L2: it
     is called before each sample, is not timed, and a sample then takes no buffer twice. `regime.capture` "interpreter"
-    is one call by the wall clock.
+    is one call by the wall clock. With `is_loaded`, `run` was called before: it has nothing left to compile or load.
+    `spare` are good samples that were taken to see how long one is, perhaps none.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Stopwatch(Generic[T]):
         buffers: Sequence[T],
         regime: Regime,
         flush: Callable[[], object] | None = None,
+        is_loaded: bool = False,
     ) -> None:
         self._run = run
         self._buffers = buffers
@@ -53,11 +57,13 @@ class Stopwatch(Generic[T]):
         self._turn = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self.regime = regime
+        self.spare: tuple[float, ...] = ()
         if regime.capture == "interpreter":
             return
-        # What is compiled or loaded at first use must not be timed, and cannot be captured.
-        run(buffers[0])
-        torch.cuda.synchronize()
+        if not is_loaded:
+            # What is compiled or loaded at first use must not be timed, and cannot be captured.
+            run(buffers[0])
+            torch.cuda.synchronize()
         self._capture()
         self._fill_sample()
 
@@ -97,8 +103,13 @@ class Stopwatch(Generic[T]):
         """Raise the launches in a sample until it takes `SAMPLE_MS`: by whole turns, or up to one with a flush."""
         # Twice: a short sample's time is mostly what a replay costs.
         for _ in range(2):
-            sample_ms = min(self.samples(3)) * self._launches
+            # One is enough to see that launches are long, which is where more would take time.
+            taken = self.samples(1)
+            if taken[0] * self._launches < SAMPLE_MS:
+                taken += self.samples(2)
+            sample_ms = min(taken) * self._launches
             if sample_ms >= SAMPLE_MS:
+                self.spare = taken
                 return
             launches = self._launches * math.ceil(1.1 * SAMPLE_MS / sample_ms)
             self._launches = min(launches, len(self._buffers)) if self._flush else launches
@@ -111,7 +122,7 @@ class Stopwatch(Generic[T]):
             return
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with _capturing(graph):
                 self._launch()
         except torch.OutOfMemoryError:
             # No matter of capturing either.
@@ -138,6 +149,27 @@ class Stopwatch(Generic[T]):
         start = time.perf_counter()
         self._run(self._buffers[self._turn])
         return (time.perf_counter() - start) * 1e3
+
+
+@contextlib.contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph) -> Generator[None]:
+    """Capture what is launched inside.
+
+    `torch.cuda.graph` would first give back all memory that torch keeps, pinned memory too, which each launcher would
+    then allocate anew: milliseconds for each variant.
+    """
+    torch.cuda.synchronize()
+    with torch.cuda.stream(_side_stream(torch.cuda.current_device())):
+        graph.capture_begin()
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def timing(stopwatch: Stopwatch[T], samples: int, plan_ms: float) -> Timing:

@@ -34,6 +34,8 @@ class Workbench:
         self.measured: dict[Hashable, Timed | Wrong] = {}
         self._checkers: dict[int, Checker] = {}
         self._buffers: list[Tensors] = []
+        # Counted once, as free memory changes: all variants are timed over as many.
+        self._counts: dict[Regime, int] = {}
         self._evictor: torch.Tensor | None = None
 
     @functools.cached_property
@@ -63,15 +65,15 @@ class Workbench:
             self._checkers[seed] = Checker(task.spec, task.batch, task.page_size, self.device, seed)
         return self._checkers[seed]
 
-    def stopwatch(self, launcher: Launcher, regime: Regime) -> Stopwatch[Tensors]:
-        """A stopwatch on `launcher` in `regime`, or in the interpreter's.
+    def stopwatch(self, launcher: Launcher, regime: Regime, is_loaded: bool = False) -> Stopwatch[Tensors]:
+        """A stopwatch on `launcher`, which has been run before if it `is_loaded`, in `regime` or the interpreter's.
 
         A launcher that cannot be captured is planned anew, with the grid of eager launches.
         """
         if self.gpu.is_interpreter:
             regime = Regime("interpreter")
         buffers = self.buffers(regime)
-        watch = Stopwatch(launcher.run, buffers, regime, self._flush(len(buffers), regime))
+        watch = Stopwatch(launcher.run, buffers, regime, self._flush(len(buffers), regime), is_loaded)
         if launcher.padded and watch.regime.capture == "eager":
             launcher.padded = False
             launcher.plan(self.task.batch, self.device)
@@ -81,14 +83,20 @@ class Workbench:
         """The sets of tensors to rotate: in a cold regime, enough that each has left L2 when its turn comes."""
         if not self._buffers:
             self._buffers.append(self._make_buffer())
+        if regime not in self._counts:
+            self._counts[regime] = self._count(regime)
+        count = self._counts[regime]
+        while len(self._buffers) < count:
+            self._buffers.append(self._make_buffer())
+        return self._buffers[:count]
+
+    def _count(self, regime: Regime) -> int:
+        """How many sets of tensors to rotate."""
         first = self._buffers[0]
         held = sum(t.untyped_storage().nbytes() for t in (first.q, first.k_cache, first.v_cache, first.out))
         touched, _ = minimum_traffic(self.task.spec, self.task.batch)
         free = 0 if self.gpu.is_interpreter else torch.cuda.mem_get_info()[0]
-        count = num_buffers(touched, held, self.gpu.l2_bytes, free + held * len(self._buffers), regime)
-        while len(self._buffers) < count:
-            self._buffers.append(self._make_buffer())
-        return self._buffers[:count]
+        return num_buffers(touched, held, self.gpu.l2_bytes, free + held * len(self._buffers), regime)
 
     def _flush(self, count: int, regime: Regime) -> Callable[[], object] | None:
         """What evicts L2, where `count` sets do not exceed it twice; a read, so that nothing is left to write back."""

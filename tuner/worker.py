@@ -28,10 +28,11 @@ class Worker:
     """Runs jobs one at a time in a process of its own, which keeps what the jobs of one task share.
 
     With `interpret`, kernels run through Triton's interpreter on the CPU there. A process either interprets or compiles
-    for as long as it lives, whatever the parent does. With `lock`, it has the card to itself while a job runs.
+    for as long as it lives, whatever the parent does. With `lock`, it has the card to itself while a job runs. It keeps
+    what the last `room` tasks need.
     """
 
-    def __init__(self, interpret: bool, lock: GpuLock | None = None) -> None:
+    def __init__(self, interpret: bool, lock: GpuLock | None = None, room: int = 1) -> None:
         self.interpret = interpret
         self._lock = lock
         self._closed = threading.Event()
@@ -39,15 +40,15 @@ class Worker:
         # The process dies with the thread that started it, so there is one for as long as the worker is open.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self._process = ChildProcess(
-            Setup(interpret=interpret, preload=("torch",)),
+            Setup(interpret=interpret, preload=("torch",), room=room),
             {"TRITON_INTERPRET": "1" if interpret else None, "TRITON_CACHE_DIR": str(triton_cache())},
         )
 
     @classmethod
-    def on(cls, gpu: Gpu) -> Worker:
+    def on(cls, gpu: Gpu, room: int = 1) -> Worker:
         """A worker for `gpu`, the interpreter or the present one, whose card it shares with other runs."""
         uuid = None if gpu.is_interpreter else present_uuid()
-        return cls(gpu.is_interpreter, None if uuid is None else GpuLock(uuid))
+        return cls(gpu.is_interpreter, None if uuid is None else GpuLock(uuid), room)
 
     @property
     def uuid(self) -> str | None:

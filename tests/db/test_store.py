@@ -388,3 +388,10 @@ def test_importing_the_folder_is_light():
     process = python("import attention_tuner.db, sys; assert not {'torch', 'triton', 'optuna'} & set(sys.modules)")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
+
+
+def test_the_settings_of_every_run_are_read_with_their_notes(tmp_path: Path):
+    with Store.open(tmp_path / "a.db") as store:
+        first, second = store.start_run({"trials": 30}), store.start_run({})
+        store.finish_run(first, {"card": None})
+        assert store.run_settings() == {first: {"trials": 30, "card": None}, second: {}}

@@ -189,6 +189,9 @@ class FakePool:
         self.queue = [entry for entry in self.queue if entry not in done]
         return [(job, self.facts(job.variant)) for job, _ in done]
 
+    def seconds_of(self, job: CompileJob) -> float:
+        return self.cost
+
     def forget(self) -> list[CompileJob]:
         waiting = [(job, at) for job, at in self.queue if at - self.cost > self.clock()]
         self.queue = [entry for entry in self.queue if entry not in waiting]

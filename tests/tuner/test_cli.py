@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from attention_tuner.kernel_templates.errors import NothingValidError
 from attention_tuner.tuner import cli
 
-COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "doctor")
+COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "record", "doctor")
 LAYER = ("--spec", SPEC.key())
 
 # One mistake a line: the command, and what its message has to name.

@@ -50,6 +50,15 @@ def test_every_failure_is_one_variants() -> None:
                for o, j in zip(outcomes, jobs, strict=True) if isinstance(o, Failed))
 
 
+def test_how_long_each_compile_took_is_known() -> None:
+    jobs = [job("none"), job("endless")]
+    with CompilePool(2, limit_s=1) as pool:
+        assert pool.seconds_of(jobs[1]) == 0
+        collect(pool, jobs)
+        assert pool.seconds_of(jobs[1]) >= 1
+        assert pool.seconds_of(jobs[0]) > 0
+
+
 def test_one_process_compiles_in_the_order_of_submission() -> None:
     jobs = [job("none", number) for number in range(5)]
     with CompilePool(1) as pool:

@@ -11,7 +11,7 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.kernel_templates.outcome import CaseResult, Failed, Regime, Timing
+from attention_tuner.kernel_templates.outcome import CaseResult, Check, Failed, Regime, Timed, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner import jobs
@@ -69,6 +69,39 @@ def test_a_measurement_fails_at_the_stage_it_had_reached() -> None:
 def test_a_compile_fails_at_its_own_stage() -> None:
     job = CompileJob(ONE, TASK.spec, TARGETS["sm_90"], TASK.batch)
     assert job.settle(JobError("killed by SIGABRT"), never) == Failed(ONE, "compile", "killed by SIGABRT")
+
+
+@pytest.mark.parametrize(
+    ("rival_ms", "ms", "spare", "asked"),
+    [
+        # Nobody to be held against, and nearly as good as the best: all samples, of which those at hand count.
+        (None, 9.0, 1, [1, 3]),
+        (1.0, 1.2, 3, [2]),
+        # Slower by a quarter, and by far.
+        (1.0, 1.3, 1, [1]),
+        (1.0, 1.3, 0, [1, 1]),
+        (1.0, 3.1, 1, []),
+        (1.0, 3.1, 0, [1]),
+    ],
+)
+def test_what_cannot_win_is_sampled_less(
+    rival_ms: float | None, ms: float, spare: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def samples(count: int) -> tuple[float, ...]:
+        taken.append(count)
+        return (ms,) * count
+
+    taken: list[int] = []
+    watch = SimpleNamespace(spare=(ms,) * spare, samples=samples, regime=Regime("graph"))
+    checker = SimpleNamespace(check=lambda _: Check(0.5))
+    launcher = SimpleNamespace(launch_key=lambda: "launch")
+    bench = SimpleNamespace(planned=lambda *_: (launcher, 0.5), stopwatch=lambda *_, is_loaded: is_loaded and watch,
+                            checker=lambda _: checker, measured={})  # fmt: skip
+    monkeypatch.setattr(jobs, "_workbench", lambda *_: bench)
+    outcome = MeasureJob(TASK, ONE, 5, rival_ms=rival_ms, code="c").run(Context(False, lambda _: None))
+    assert taken == asked
+    assert isinstance(outcome, Timed)
+    assert outcome.timing == Timing((ms,) * (spare + sum(asked)), Regime("graph"), 0.5)
 
 
 def test_a_race_goes_on_without_the_one_to_blame() -> None:
@@ -166,6 +199,6 @@ def test_a_variant_is_sanitized_with_nothing_kept(monkeypatch: pytest.MonkeyPatc
     context = Context(True, lambda _: None)
     context.keep("x", object)
     monkeypatch.setattr(full_check_run, "sanitize",
-                        lambda *_: kept.append(context._kept) or CaseResult("compute-sanitizer", "passed"))
+                        lambda *_: kept.append(dict(context._kept)) or CaseResult("compute-sanitizer", "passed"))
     assert SanitizeJob(TASK.spec, ONE).run(context).state == "passed"
-    assert kept == [None]
+    assert kept == [{}]

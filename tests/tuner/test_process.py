@@ -252,6 +252,16 @@ def test_what_a_job_keeps_is_found_until_another_key_is_kept(child: ChildProcess
     assert child.run(faults.Keep("a"), LIMIT_S) != first
 
 
+def test_a_process_with_room_keeps_what_the_last_keys_need() -> None:
+    with ChildProcess(Setup(room=2)) as child:
+        first, second = (child.run(faults.Keep(key), LIMIT_S) for key in "ab")
+        assert child.run(faults.Keep("a"), LIMIT_S) == first
+        child.run(faults.Keep("c"), LIMIT_S)
+        # The one that was not asked for the longest had to go.
+        assert child.run(faults.Keep("a"), LIMIT_S) == first
+        assert child.run(faults.Keep("b"), LIMIT_S) != second
+
+
 @pytest.mark.gpu
 def test_running_out_of_memory_leaves_it_to_the_next_job(child: ChildProcess) -> None:
     free = child.run(faults.FreeMemory(), 120)

@@ -7,6 +7,7 @@ import torch
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.outcome import Regime
+from attention_tuner.tuner import timing as module
 from attention_tuner.tuner.timing import SAMPLE_MS, Stopwatch, num_buffers, plan_ms, timing
 
 MIB = 1 << 20
@@ -119,12 +120,71 @@ def test_memory_that_runs_out_in_a_capture_is_an_error(
         return None
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph", contextlib.nullcontext)
+    monkeypatch.setattr(module, "_capturing", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(Stopwatch, "_fill_sample", unmeasured)
     with expected:
         assert Stopwatch(run, [1], COLD).regime == Regime("eager", "cold")
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("ms", "replays", "spare", "launches"),
+    [
+        # Long launches: one sample, after one that is dropped, and it counts.
+        (0.5, 2, 1, 1),
+        # Short ones: three more replays, a new graph of more launches, and two replays of that.
+        (0.05, 7, 1, 5),
+    ],
+)
+def test_few_replays_tell_how_many_launches_make_a_sample(
+    ms: float, replays: int, spare: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a graph and events that only count what is launched."""
+    time_ms = [0.0]
+    runs: list[int] = []
+    replayed: list[int] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = time_ms[0]
+
+        def elapsed_time(self, end: Any) -> float:
+            return end.at - self.at
+
+    class Graph:
+        def replay(self) -> None:
+            replayed.append(len(self.launches))
+            time_ms[0] += ms * len(self.launches)
+
+    @contextlib.contextmanager
+    def capturing(graph: Any) -> Any:
+        before = len(runs)
+        yield
+        graph.launches = runs[before:]
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(module, "_capturing", capturing)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    watch = Stopwatch(runs.append, [7], COLD, is_loaded=True)
+    assert (len(replayed), len(watch.spare), watch.launches) == (replays, spare, launches)
+    assert watch.spare[0] == pytest.approx(ms)
+    assert watch.samples(2) == pytest.approx((ms, ms))
+    # Nothing but what the graphs hold was launched.
+    assert len(runs) == (1 if replays == 2 else 1 + launches)
+
+
+@pytest.mark.gpu
+def test_a_capture_gives_nothing_back_that_torch_keeps() -> None:
+    kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    del kept
+    reserved = torch.cuda.memory_reserved()
+    Stopwatch(copy, copy_buffers(MIB, 2), COLD)
+    assert torch.cuda.memory_reserved() >= reserved
 
 
 @pytest.mark.gpu

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fakes import FACTS, GPU, Bench, environment
+from grid_samples import DECODE, HYBRID, SMALL
+
+from attention_tuner.db.records import TrialRecord
+from attention_tuner.kernel_templates.errors import InputError
+from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing
+from attention_tuner.search_spaces.grids import grid
+from attention_tuner.tuner.ground_truth import (
+    COMPILE_SECONDS,
+    TRIAL_SECONDS,
+    code_of,
+    grid_tasks,
+    ordered_codes,
+    outcomes,
+    recording_of,
+    setting_of,
+    short_name,
+    task_name,
+)
+from attention_tuner.tuner.recording import Recorded
+from attention_tuner.tuner.task import Task
+
+REGIME = Regime("graph")
+
+
+def test_every_task_of_a_grid_has_its_variants() -> None:
+    tasks = grid_tasks(SMALL, GPU)
+    # Of `fused`, the decode batch has one body, so that the tiles of the long one do not tell variants apart.
+    assert {(str(t.batch), t.page_size): len(v) for t, v in tasks.items()} == {
+        ("2x1@48", 16): 8 + 2, ("1x16@32,2x1@40", 16): 8 + 4, ("2x1@48", 32): 8}  # fmt: skip
+
+
+def test_trials_that_share_a_code_are_made_together_and_templates_evenly() -> None:
+    declared = grid("hopper_llama_3_8b")
+    tasks = grid_tasks(declared, GPU)
+    codes = ordered_codes(tasks)
+    trials = [trial for each in codes for trial in each]
+    assert sorted(trials, key=repr) == sorted(((t, v) for t, vs in tasks.items() for v in vs), key=repr)
+    assert all(len({code_of(variant) for _, variant in each}) == 1 for each in codes)
+    assert len({code_of(each[0][1]) for each in codes}) == len(codes)
+    # The first fifth is a sample of all.
+    whole = Counter((v.template, v.page_size) for (_, v), *_ in codes)
+    part = Counter((v.template, v.page_size) for (_, v), *_ in codes[: len(codes) // 5])
+    assert all(abs(part[group] - count / 5) <= 1.5 for group, count in whole.items())
+    assert codes == ordered_codes(tasks)
+
+
+def test_a_recording_is_made_of_what_is_stored_with_what_it_cost(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    tasks = grid_tasks(SMALL, GPU)
+    task, (one, two, *_) = next(iter(tasks.items()))
+    with pytest.raises(InputError, match=r"nothing of grid 'small' is stored for sm_90"):
+        recording_of(SMALL, GPU, bench.store, REGIME, environment)
+    outcome = Timed(one, Check(0.5), Timing((1.0, 1.5), REGIME, 0.25))
+    failed = Failed(two, "check", "hung")
+    elsewhere = outcome.variant.replace(num_warps=8)
+    first, second = bench.store.start_run({"seconds": 30.0}), bench.store.start_run({})
+    for run_id, each in ((first, outcome), (second, failed), (second, Failed(elsewhere, "check", "not of the grid"))):
+        setting = setting_of(task, GPU, REGIME)
+        bench.store.add_trial(TrialRecord(run_id, setting, environment("unified", GPU), each, FACTS))
+    # The later run found the code in the cache.
+    for run_id, variant, seconds in ((first, one, 3.0), (second, two, 0.25)):
+        bench.store.finish_run(run_id, {
+            TRIAL_SECONDS: {task_name(task): {short_name(variant.key()): seconds / 100}},
+            COMPILE_SECONDS: {short_name(code_of(one)): seconds},
+        })
+    made = recording_of(SMALL, GPU, bench.store, REGIME, environment)
+    assert made.trials == {task: {
+        one: Recorded(outcome, FACTS, 3.0, 0.03),
+        two: Recorded(failed, FACTS, 3.0 if code_of(two) == code_of(one) else 0.0, 0.0025),
+    }}
+    assert (made.grid, made.gpu, made.regime) == ("small", GPU, REGIME)
+    assert made.environments == {"unified": environment("unified", GPU)}
+    assert made.recorded_at[0] < made.recorded_at[1]
+    assert dict(outcomes(made)) == {task: {"timed": 1, "failed": 1}}
+
+
+def test_names_in_notes_tell_tasks_apart() -> None:
+    tasks = [Task(SMALL.spec, batch, page) for batch in (DECODE, HYBRID) for page in (16, 32)]
+    assert len(set(map(task_name, tasks))) == 4

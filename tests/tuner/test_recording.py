@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from recording_samples import CHUNK, DECODE, FASTEST, small_recording, unified
+
+from attention_tuner.kernel_templates.errors import ModelError, StoreError
+from attention_tuner.kernel_templates.outcome import Timed, Wrong
+from attention_tuner.tuner.recording import Recording
+
+
+@pytest.mark.parametrize("name", ["small.json", "small.json.gz"])
+def test_what_was_saved_is_read_again(tmp_path: Path, name: str) -> None:
+    recording = small_recording()
+    recording.save(tmp_path / name)
+    read = Recording.load(tmp_path / name)
+    wrong = next(v for v in recording.variants(DECODE) if isinstance(recording.outcome(DECODE, v), Wrong))
+    found = read.outcome(DECODE, wrong)
+    # NaN is not equal to itself.
+    assert isinstance(found, Wrong)
+    assert math.isnan(found.check.worst_ratio)
+    assert found.check.detail == "row 3: its error is nan"
+    kept = {task: {v: r for v, r in trials.items() if v != wrong} for task, trials in recording.trials.items()}
+    assert {task: {v: r for v, r in trials.items() if v != wrong} for task, trials in read.trials.items()} == kept
+    assert (read.gpu, read.regime, read.environments) == (recording.gpu, recording.regime, recording.environments)
+    assert (read.grid, read.recorded_at) == (recording.grid, recording.recorded_at)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_same_recording_makes_the_same_bytes(tmp_path: Path) -> None:
+    small_recording().save(tmp_path / "a.json.gz")
+    Recording.load(tmp_path / "a.json.gz").save(tmp_path / "b.json.gz")
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_a_recording_answers_for_its_tasks_and_variants_only() -> None:
+    recording = small_recording()
+    assert recording.tasks == (DECODE, CHUNK)
+    assert len(recording.variants(DECODE)) == len(recording.variants(CHUNK)) == 54
+    kinds = Counter(type(recording.outcome(DECODE, v)).__name__ for v in recording.variants(DECODE))
+    assert kinds == {"Timed": 50, "Failed": 2, "Wrong": 1, "Skipped": 1}
+    best = recording.optimum(DECODE)
+    assert best is not None
+    assert best.variant == unified(**FASTEST)
+    assert isinstance(recording.outcome(CHUNK, unified()), Timed)
+    assert recording.outcome(CHUNK, unified(block_m=128)) is None
+    elsewhere = CHUNK.__class__(CHUNK.spec, CHUNK.batch, 128)
+    assert recording.variants(elsewhere) == ()
+    assert recording.optimum(elsewhere) is None
+
+
+def test_what_is_no_recording_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "small.json.gz"
+    small_recording().save(path)
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    spoilt = {
+        "empty": b"",
+        "cut": path.read_bytes()[:100],
+        "list": b"[]",
+        "version": json.dumps({**document, "schema_version": 2}).encode(),
+        "column": json.dumps({**document, "tasks": [{**document["tasks"][0], "seconds": [1.0]}]}).encode(),
+        "missing": json.dumps({n: v for n, v in document.items() if n != "gpu"}).encode(),
+        "text": json.dumps({**document, "texts": ["timed"]}).encode(),
+    }
+    for name, data in spoilt.items():
+        bad = tmp_path / f"{name}.json"
+        bad.write_bytes(data)
+        with pytest.raises(StoreError, match=f"{name}.json' cannot be read as a recording"):
+            Recording.load(bad)
+    with pytest.raises(ModelError, match="no recording and no file is called 'nowhere'"):
+        Recording.load("nowhere")
+
+
+def test_reading_a_recording_loads_no_torch(tmp_path: Path) -> None:
+    small_recording().save(tmp_path / "small.json.gz")
+    script = ("import sys; from attention_tuner.tuner.recording import Recording; Recording.load(sys.argv[1]); "
+              "sys.exit(bool({'torch', 'triton', 'optuna'} & sys.modules.keys()))")  # fmt: skip
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "small.json.gz")], check=True)

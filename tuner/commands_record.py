@@ -1,0 +1,83 @@
+"""The command that records a ground truth: record."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..kernel_templates.errors import InputError
+from . import options, request
+
+# Of the time for a run, what writing the recording takes.
+WRITING_S = 8.0
+
+
+def record(
+    grid: Annotated[str, typer.Argument(metavar="GRID", help="A shipped grid, or the path of one.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The recording to write: JSON, compressed for .json.gz.")],
+    seconds: Annotated[float | None, typer.Option(
+        "--seconds", parser=options.positive_seconds, metavar="SECONDS", help="Time for the whole run.",
+        show_default="no limit")] = None,
+    samples: Annotated[int, typer.Option(
+        parser=options.whole_number, metavar="NUMBER", help="Samples of a variant that is not clearly slower.")] = 5,
+    gpu: options.GpuName = None,
+    seed: options.Seed = 0,
+    db: options.Database = None,
+    json: options.Json = False,
+) -> None:
+    """Measure every variant of a declared grid, and write what came of them to a file.
+
+    It is a ground truth for searches: `tune --replay FILE` runs them on it without a GPU. Every outcome is stored in
+    the database at once, so that the same command goes on where one ended; FILE holds what is recorded so far.
+
+    \b
+    Example:
+      attention-tuner record hopper_llama_3_8b h200.json.gz --seconds 480
+    """
+    from ..db import Store, default_path
+    from ..search_spaces.grids import grid as read_grid
+    from . import report
+    from .builds import Builds
+    from .commands_tune import executor_on
+    from .ground_truth import grid_tasks, outcomes, recording_of
+    from .recorder import Recorder
+    from .recording_report import print_recording
+    from .run import Listener, Run, Settings
+    from .tune import refuse_large
+
+    begun = time.monotonic()
+    declared = read_grid(grid)
+    path = Path(file).expanduser()
+    if not path.parent.is_dir():
+        raise InputError(f"{file!r} cannot be written: there is no folder {str(path.parent)!r}")
+    on = request.runnable(gpu)
+    tasks = grid_tasks(declared, on)
+    if not on.is_interpreter:
+        refuse_large(tuple(tasks))
+    settings = Settings(seconds=seconds, seed=seed, samples=samples)
+    deadline = math.inf if seconds is None else begun + seconds - min(WRITING_S, seconds / 4)
+    with Store.open(default_path() if db is None else db) as store:
+        with contextlib.closing(executor_on(on, room=len(tasks), races=False)) as executor:
+            builds = None if executor.pool is None else Builds(executor.pool, on)
+            run_id = store.start_run({**settings.as_json(), "grid": declared.name})
+            run = Run(on, store, settings, executor, Listener(), run_id, deadline, builds)
+            missing = Recorder(declared, run, report.note).record()
+            regime = run.regime
+        made = recording_of(declared, on, store, regime, executor.environment_of)
+        name = store.name
+    made.save(path)
+    if json:
+        report.print_json({
+            "grid": declared.name, "file": str(path), "database": name, "gpu": on.name, "missing": missing,
+            "tasks": [{"spec": task.spec.key(), "batch": str(task.batch), "page_size": task.page_size,
+                       "outcomes": dict(counts)} for task, counts in outcomes(made)],
+        })  # fmt: skip
+        return
+    print_recording(made)
+    rest = f"; {missing} trials are missing, and the same command goes on with them" if missing else ""
+    report.say(f"written to {file}{rest}")
