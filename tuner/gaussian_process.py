@@ -72,8 +72,8 @@ class GaussianProcess:
         slope = np.outer(weights, weights) - cho_solve(factor, np.eye(len(losses)))
         strays = (hyper - self._begin) / DEVIATION
         value = 0.5 * losses @ weights + np.log(np.diag(factor[0])).sum() + 0.5 * strays @ strays
-        of_rates: Array = 0.5 * rates * np.tensordot(slope * kernel, steps, 2)
-        gradient = np.append(of_rates, -0.5 * noise * np.trace(slope).real)
+        of_rates = np.einsum("ij,ijd->d", slope * kernel, steps)
+        gradient = np.append(0.5 * rates * of_rates, -0.5 * noise * np.trace(slope))
         return float(value), gradient + strays / DEVIATION
 
 
