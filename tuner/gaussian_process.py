@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 from scipy.special import log_ndtr
 
 Array = NDArray[np.float64]
 
-# Of the logarithms of the rates and of the noise: where the search for them begins, its bounds, and the deviation of
-# the normal distribution that they are held to have, without which a few measurements would say anything.
-RATE, NOISE = 0.0, -4.0
+# Of the logarithms of the noise and of the rates: what they are until measurements tell, the bounds of the search for
+# them, and the deviation of the normal distribution that they are held to have.
+NOISE = -4.0
 RATE_BOUNDS, NOISE_BOUNDS = (-5.0, 4.0), (-9.0, 0.0)
 DEVIATION = 3.0
 STEPS = 15
@@ -30,10 +30,13 @@ FAR = -5.0
 
 
 class GaussianProcess:
-    """The process over places of so many `dimensions`; its rates and noise are those of the latest `fit`."""
+    """The process over places; its rates and noise are those of the latest `fit`.
 
-    def __init__(self, dimensions: int) -> None:
-        self._begin = np.append(np.full(dimensions, RATE), NOISE)
+    Before one, and where nothing speaks against them, the logarithms of the rates are `log_rates` `[dimensions]`.
+    """
+
+    def __init__(self, log_rates: Array) -> None:
+        self._begin = np.append(log_rates, NOISE)
         self._hyper = self._begin
 
     def fit(self, places: Array, losses: Array) -> None:
@@ -56,8 +59,8 @@ class GaussianProcess:
         among = self._covariance(asked, known)
         count = len(places)
         mean = among[:, :count] @ cho_solve(cho_factor(covariance[:count, :count], lower=True), losses)
-        solved = cho_solve(cho_factor(covariance, lower=True), among.T)
-        return mean, np.sqrt(np.maximum(1.0 - np.einsum("ij,ji->i", among, solved), JITTER))
+        told = solve_triangular(np.linalg.cholesky(covariance), among.T, lower=True)
+        return mean, np.sqrt(np.maximum(1.0 - np.square(told).sum(axis=0), JITTER))
 
     def _covariance(self, places: Array, others: Array) -> Array:
         rates = np.exp(self._hyper[:-1])

@@ -13,6 +13,8 @@ from .points import ABSENT
 from .pool_sampler import PENDING, TIMED, Codes, Rows
 from .ranking_sampler import RankingSampler
 
+# How fast things change along a dimension, and how different they are elsewhere, until measurements tell.
+LOG_RATE, LOG_RATE_ELSEWHERE = 0.0, -2.0
 # What is slower than this share of what was timed is only slow: how slow would bend the process.
 SLOW = 0.9
 # Of the candidates of which something is expected, so many of the fastest and so many of the others are remembered.
@@ -25,7 +27,7 @@ class KrigingSampler(RankingSampler):
     def __init__(self, codes: Codes, seed: int = 0) -> None:
         super().__init__(codes, seed)
         self._places = _places(codes)
-        self._process = GaussianProcess(self._places.shape[1])
+        self._process = GaussianProcess(np.append(np.full(self._places.shape[1] - 1, LOG_RATE), LOG_RATE_ELSEWHERE))
         self._expected = np.empty(0, np.intp)
         self._ratios = np.full(len(codes), np.nan)
 

@@ -15,8 +15,8 @@ FEWEST = 10
 POLISH_EVERY = 4
 # A model is fitted anew once the trials that ended have grown by this share.
 GROWTH = 0.05
-# Of a larger pool, so many candidates are ranked at a time, and the neighbours of the best few.
-MOST_RANKED = 20_000
+# Of a larger pool, so many candidates are ranked until the next fit, and the neighbours of the best few.
+MOST_RANKED = 10_000
 FEW = 8
 
 
@@ -25,6 +25,7 @@ class RankingSampler(PoolSampler):
 
     _fitted = 0
     _choices = 0
+    _pool: Rows
 
     @abc.abstractmethod
     def fit(self, ended: Rows) -> None:
@@ -46,12 +47,14 @@ class RankingSampler(PoolSampler):
         has_time = bool((self.state == TIMED).any())
         if (len(ended) < FEWEST or not has_time) and not self.is_informed:
             return self._explore()
+        best = ended[np.argsort(np.where(self.state[ended] == TIMED, self.values[ended], np.inf), kind="stable")]
         if not self._fitted or len(ended) >= self._fitted * (1 + GROWTH):
             self.fit(ended)
             self._fitted = len(ended)
-        best = ended[np.argsort(np.where(self.state[ended] == TIMED, self.values[ended], np.inf), kind="stable")]
-        rows = self.neighbours(int(best[0])) if has_time and self._choices % POLISH_EVERY == 0 else best[:0]
-        return self._first(rows if len(rows) else self._candidates(best))
+            self._pool = self._candidates(best)
+        near = self.neighbours(int(best[0])) if has_time and self._choices % POLISH_EVERY == 0 else best[:0]
+        left = self._pool[self.state[self._pool] == FREE]
+        return self._first(next(rows for rows in (near, left, np.flatnonzero(self.state == FREE)) if len(rows)))
 
     def _explore(self) -> int:
         """Any candidate of the template that was tried least."""
