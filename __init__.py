@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .kernel_templates.outcome import BestConfig as BestConfig
     from .kernel_templates.spec import AttentionSpec as AttentionSpec
     from .kernel_templates.variant import Variant as Variant
+    from .runtime.hybrid_attention import HybridAttention as HybridAttention
+    from .runtime.unified_attention import unified_attention as unified_attention
     from .tuner.run import Executor as Executor
     from .tuner.run import Settings as Settings
     from .tuner.task import Task as Task
@@ -40,6 +42,7 @@ __all__ = [
     "ConfigTable",
     "Executor",
     "Gpu",
+    "HybridAttention",
     "Settings",
     "Shape",
     "Store",
@@ -52,6 +55,7 @@ __all__ = [
     "make_launcher",
     "merge",
     "tune",
+    "unified_attention",
 ]
 
 _HOMES = {
@@ -62,6 +66,7 @@ _HOMES = {
     "ConfigTable": ".db.table",
     "Executor": ".tuner.run",
     "Gpu": ".kernel_templates.gpu",
+    "HybridAttention": ".runtime.hybrid_attention",
     "Settings": ".tuner.run",
     "Shape": ".kernel_templates.batch",
     "Store": ".db.store",
@@ -73,6 +78,7 @@ _HOMES = {
     "make_launcher": ".kernel_templates.launch",
     "merge": ".kernel_templates.merge",
     "tune": ".tuner.tune",
+    "unified_attention": ".runtime.unified_attention",
 }
 
 

@@ -1,7 +1,8 @@
 """What planning costs the host: each template's plan of decode and hybrid batches of 1 to 4096 sequences.
 
-Every plan is of a batch that was not planned before, in room that was reserved, as in an engine, and includes the copy
-to the device's buffer.
+Every plan is of a batch that was not planned before, in room that was reserved, from arrays of lengths as an engine
+holds them, and includes the copy to the device's buffer. What follows from the query lengths alone is kept for steps
+that have the same ones; "new hybrid" is what a step costs that has others.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import record
+import torch
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
 from attention_tuner.kernel_templates.launch import Launcher, make_launcher
+from attention_tuner.kernel_templates.lengths import Lengths
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import templates, why_invalid
 from attention_tuner.kernel_templates.variant import Value, Variant
@@ -45,8 +50,14 @@ def split_hybrid(size: int, draw: random.Random) -> Batch:
     return Batch(((512, 32768 + draw.randint(0, 64)), *decode(size, draw).sequences[1:]))
 
 
+def new_hybrid(size: int, draw: random.Random) -> Batch:
+    """As hybrid, but with a chunk of a length of its own."""
+    return Batch(((draw.randint(257, 512), 3584), *decode(size, draw).sequences[1:]))
+
+
 BATCHES: dict[str, Callable[[int, random.Random], Batch]] = {
     "decode": decode, "hybrid": hybrid, "split hybrid": split_hybrid,
+    "new hybrid": new_hybrid,
 }  # fmt: skip
 
 
@@ -59,19 +70,46 @@ def launcher(template: str, gpu: Gpu, batch: Batch) -> Launcher | None:
     return make_launcher(variant, SPEC, gpu) if why_invalid(variant, SPEC, gpu) is None else None
 
 
-def plan_us(made: Launcher, batches: Sequence[Batch], device: str) -> list[float]:
-    """The microseconds of the host for each plan but the first ones."""
+class Costs(NamedTuple):
+    """The microseconds of the host for one plan, and of its parts.
+
+    lengths: to check two arrays of lengths. list: to make the work list of them. upload: to write that and copy it to
+    the device, with all that is left.
+    """
+
+    plan: float
+    lengths: float
+    list: float
+    upload: float
+
+
+def plan_costs(made: Launcher, batches: Sequence[Batch], device: str) -> list[Costs]:
+    """What each plan but the first ones costs."""
     made.reserve(max(b.num_seqs for b in batches), max(b.num_tokens for b in batches), device)
-    times: list[float] = []
+    marks: list[float] = []
+    work_list = made.work_list  # pyright: ignore
+
+    def marked(batch: Lengths) -> object:
+        marks.append(time.perf_counter())
+        work = work_list(batch)
+        marks.append(time.perf_counter())
+        return work
+
+    made.work_list = marked  # pyright: ignore
+    costs: list[Costs] = []
     for batch in batches:
-        start = time.perf_counter()
-        made.plan(batch, device)
-        times.append((time.perf_counter() - start) * 1e6)
-    return times[len(times) // 10 :]
+        query_lens, context_lens = np.array(batch.sequences, np.int32).T.copy()
+        marks[:] = [time.perf_counter()]
+        made.plan(Lengths.of(query_lens, context_lens), device)
+        start, checked, listed, stop = (1e6 * mark for mark in (*marks, time.perf_counter()))
+        costs.append(Costs(stop - start, checked - start, listed - checked, stop - listed))
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return costs[len(costs) // 10 :]
 
 
 def measure(names: Sequence[str], sizes: Sequence[int], repeats: int, gpu: Gpu, device: str) -> list[dict[str, object]]:
-    """A row for each batch, size and template: quartiles over `repeats` plans."""
+    """A row for each batch, size and template: quartiles over `repeats` plans, and the medians of their parts."""
     rows: list[dict[str, object]] = []
     for kind, make in BATCHES.items():
         for size in sizes:
@@ -80,15 +118,19 @@ def measure(names: Sequence[str], sizes: Sequence[int], repeats: int, gpu: Gpu, 
             for name in names:
                 made = launcher(name, gpu, batches[0])
                 if made is not None:
-                    low, median, high = statistics.quantiles(plan_us(made, batches, device), n=4)
+                    costs = Costs(*zip(*plan_costs(made, batches, device), strict=True))
+                    low, median, high = statistics.quantiles(costs.plan, n=4)
+                    parts = {f"{part}_us": statistics.median(getattr(costs, part)) for part in Costs._fields[1:]}
                     rows.append({"batch": kind, "sequences": size, "template": name, "median_us": median,
-                                 "quartiles_us": [low, high]})  # fmt: skip
+                                 "quartiles_us": [low, high], **parts})  # fmt: skip
     return rows
 
 
 def table(rows: Sequence[dict[str, object]], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """The medians: a line for each batch and size, a column for each template."""
-    cells = {(row["batch"], row["sequences"], row["template"]): f"{row['median_us']:.0f}" for row in rows}
+    """The medians, of the plan and of its parts: a line for each batch and size, a column for each template."""
+    cells = {(row["batch"], row["sequences"], row["template"]):
+             "{median_us:.0f} ({lengths_us:.0f}+{list_us:.0f}+{upload_us:.0f})".format(**row)
+             for row in rows}  # fmt: skip
     lines = list(dict.fromkeys((row["batch"], row["sequences"]) for row in rows))
     return ["batch", "sequences", *names], [
         [str(kind), str(size), *(cells.get((kind, size, name), "-") for name in names)] for kind, size in lines
@@ -107,7 +149,7 @@ def main() -> None:
     rows = measure(options.templates, options.sequences, options.repeats, gpu, options.device)
     record.write(options.out, {"device": options.device, "gpu": gpu.name, "spec": SPEC.key(),
                                "repeats": options.repeats, "rows": rows})  # fmt: skip
-    print("microseconds of the host for a plan, median")
+    print("microseconds of the host for a plan (lengths + list + upload), medians")
     record.print_table(*table(rows, options.templates))
 
 

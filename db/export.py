@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import reprlib
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, asdict, astuple, fields
-from pathlib import Path
+from dataclasses import MISSING, asdict, astuple, dataclass, field, fields
 from typing import Any, TextIO, cast
 
 from ..kernel_templates.batch import BatchBucket, Shape
@@ -17,7 +15,10 @@ from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment, Regime, Timing, Verdict
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
+from .answer import Source
 from .fields import Field
+from .losses import Loss
+from .text_files import read_text, replace_file
 
 SCHEMA_VERSION = 1
 """The version of the format that is written and read."""
@@ -48,23 +49,35 @@ _SPEC: dict[str, Callable[[Field], object]] = {
 }
 
 
-def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | TextIO) -> None:
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export holds: configs, and what lookups on their GPUs were seen to lose."""
+
+    configs: list[BestConfig]
+    losses: list[Loss] = field(default_factory=list[Loss])
+
+
+def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | TextIO,
+                losses: Iterable[Loss] = ()) -> None:
     """Write `configs` to `target`, a path or an open text file: the same text for the same configs in any order.
 
-    Every config is a line, so that comparing two exports shows the configs that differ. A file is replaced as a whole
-    or, when a `StoreError` is raised, left as it was.
+    `losses` of their GPUs go with them. Every config is a line, so that comparing two exports shows the configs that
+    differ. A file is replaced as a whole or, when a `StoreError` is raised, left as it was.
     """
     groups: dict[tuple[Gpu, Environment], list[str]] = {}
     for config in sorted(configs, key=_order):
         groups.setdefault((config.gpu, config.environment), []).append(_line(config_to_json(config)))
+    names = {gpu.name for gpu, _ in groups}
+    lost = [_line(asdict(loss)) for loss in sorted(losses, key=astuple) if loss.gpu_name in names]
+    tail = ',\n "losses": [\n' + ",\n".join(f"  {line}" for line in lost) + "\n ]" if lost else ""
     members = [
         f' {{"gpu": {_line(asdict(gpu))},\n  "environment": {_line(asdict(environment))},\n  "configs": [\n'
         + ",\n".join(f"   {line}" for line in lines) + "\n  ]}"
         for (gpu, environment), lines in groups.items()
     ]
-    text = f'{{"schema_version": {SCHEMA_VERSION},\n "groups": [\n' + ",\n".join(members) + "\n ]}\n"
+    text = f'{{"schema_version": {SCHEMA_VERSION},\n "groups": [\n' + ",\n".join(members) + f"\n ]{tail}}}\n"
     if isinstance(target, (str, os.PathLike)):
-        _replace(Path(target).expanduser().resolve(), text)
+        replace_file(target, text)
     else:
         target.write(text)
 
@@ -80,7 +93,12 @@ def _line(document: dict[str, Any]) -> str:
 
 
 def import_json(path: str | os.PathLike[str]) -> list[BestConfig]:
-    """The configs in the file that `export_json` wrote.
+    """The configs in the file that `export_json` wrote. Raises as `read_json` does."""
+    return read_json(path).configs
+
+
+def read_json(path: str | os.PathLike[str]) -> Exported:
+    """What the file that `export_json` wrote holds.
 
     Raises `StoreError` for any other file, naming the first value that cannot be used and where it stands.
     """
@@ -92,17 +110,17 @@ def import_json(path: str | os.PathLike[str]) -> list[BestConfig]:
     if type(version) is not int or version != SCHEMA_VERSION:
         raise StoreError(f"{name!r} has schema version {reprlib.repr(version)}; {_EXPECTED}")
     try:
-        groups = Field(document, "").members(("schema_version", "groups"))["groups"].items()
-        return [config for group in groups for config in _group_from_json(group)]
+        members = Field(document, "").members(("schema_version", "groups"), ("losses",))
+        configs = [config for group in members["groups"].items() for config in _group_from_json(group)]
+        losses = [_loss_from_json(entry) for entry in members["losses"].items()] if "losses" in members else []
+        return Exported(configs, losses)
     except StoreError as error:
         raise StoreError(f"{name!r} cannot be imported: {error}") from error
 
 
 def _load(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
-        document: object = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StoreError(f"{str(path)!r} cannot be read: {error.strerror}; {_EXPECTED}") from error
+        document: object = json.loads(read_text(path, _EXPECTED))
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{str(path)!r} is no complete JSON file: {error}; {_EXPECTED}") from error
     return cast(dict[str, Any], document) if isinstance(document, dict) else {}
@@ -137,13 +155,27 @@ def _timing_to_json(timing: Timing) -> dict[str, Any]:
 
 def _group_from_json(group: Field) -> list[BestConfig]:
     members = group.members(("gpu", "environment", "configs"))
-    gpu = _gpu_from_json(members["gpu"])
-    texts = members["environment"].members(field.name for field in fields(Environment))
-    environment = Environment(**{name: text.text() for name, text in texts.items()})
-    return [_config_from_json(entry, gpu, environment) for entry in members["configs"].items()]
+    gpu = gpu_from_json(members["gpu"])
+    environment = environment_from_json(members["environment"])
+    return [config_from_json(entry, gpu, environment) for entry in members["configs"].items()]
 
 
-def _gpu_from_json(entry: Field) -> Gpu:
+def environment_from_json(entry: Field) -> Environment:
+    """The environment that `asdict` wrote; like the others here, raises `StoreError`."""
+    texts = entry.members(field.name for field in fields(Environment))
+    return Environment(**{name: text.text() for name, text in texts.items()})
+
+
+def _loss_from_json(entry: Field) -> Loss:
+    parts = entry.members(field.name for field in fields(Loss))
+    name, source = parts["gpu_name"].text(), parts["source"].text()
+    upto, shapes, loss = parts["upto"].number(), parts["shapes"].whole(), parts["loss"].number(least=-1)
+    # The record refuses a source that is none.
+    return entry.made(lambda: Loss(name, cast(Source, source), upto, shapes, loss))
+
+
+def gpu_from_json(entry: Field) -> Gpu:
+    """The GPU that `asdict` wrote."""
     parts = entry.members(field.name for field in fields(Gpu))
     capability = parts["capability"].items()
     if len(capability) != 2:
@@ -154,7 +186,8 @@ def _gpu_from_json(entry: Field) -> Gpu:
     return entry.made(lambda: Gpu(name, (major, minor), **sizes, driver=driver))
 
 
-def _config_from_json(entry: Field, gpu: Gpu, environment: Environment) -> BestConfig:
+def config_from_json(entry: Field, gpu: Gpu, environment: Environment) -> BestConfig:
+    """The config that `config_to_json` wrote."""
     parts = entry.members(_CONFIG)
     bucket = {name: size.whole() for name, size in parts["bucket"].members(_BUCKET).items()}
     verdicts = {verdict.value: verdict for verdict in Verdict}
@@ -163,7 +196,7 @@ def _config_from_json(entry: Field, gpu: Gpu, environment: Environment) -> BestC
     config: dict[str, Any] = {
         "gpu": gpu,
         "environment": environment,
-        "shape": Shape(_spec_from_json(parts["spec"]), BatchBucket(**bucket)),
+        "shape": Shape(spec_from_json(parts["spec"]), BatchBucket(**bucket)),
         "variant": _variant_from_json(parts["variant"], parts["page_size"].whole(least=1)),
         "timing": _timing_from_json(parts["time"]),
         "default_timing": _timing_from_json(parts["default_time"]),
@@ -175,7 +208,8 @@ def _config_from_json(entry: Field, gpu: Gpu, environment: Environment) -> BestC
     return parts["batch"].made(lambda: BestConfig(**config))
 
 
-def _spec_from_json(entry: Field) -> AttentionSpec:
+def spec_from_json(entry: Field) -> AttentionSpec:
+    """The layer that `asdict` wrote."""
     required = [field.name for field in fields(AttentionSpec) if field.default is MISSING]
     parts = entry.members(required, _SPEC)
     values: dict[str, Any] = {name: _SPEC[name](part) for name, part in parts.items()}
@@ -203,19 +237,3 @@ def _timing_from_json(entry: Field) -> Timing:
     names = {name: text.text() for name, text in parts["regime"].members(("capture", "l2", "load")).items()}
     regime = parts["regime"].made(lambda: Regime(**names))
     return parts["samples_ms"].made(lambda: Timing(samples, regime, plan))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes the file `path` as a whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        if path.exists() and not path.is_file():
-            raise StoreError(f"{str(path)!r} is no regular file; expected the path of a file to write")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise StoreError(f"{str(path)!r} cannot be written: {error.strerror}; expected the path of a file in a folder "
-                         "that exists and can be written") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, CaseResult, Check, Environment, FullCheck, Timed, Wrong
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
-from .models import Base, storable
+from .models import UNREADABLE, Base, storable
 from .records import TrialRecord
 
 # What a full check belongs to.
@@ -117,6 +118,19 @@ class FullChecks:
         ]  # fmt: skip
         return telling[-1].failure if telling else None
 
+    def served(self, config: BestConfig, name: str) -> BestConfig | None:
+        """What may be served of `config`: `on_config`, or None, with a warning that names the case, where it failed.
+
+        `name` is the database's that the checks are in.
+        """
+        failure = self.failure(config)
+        if failure is None:
+            return self.on_config(config)
+        warnings.warn(f"the best config for {config.batch} of {config.shape.spec.key()!r} on {config.gpu.name} in "
+                      f"database {name!r} is set aside: its variant {config.variant.key()!r} failed the full "
+                      f"check's case {failure.name!r}: {failure.reason}", stacklevel=4)
+        return None
+
     def on_config(self, config: BestConfig) -> BestConfig:
         """`config`, no longer provisional where its check passed."""
         own = self.of(config.shape.spec, config.variant, config.gpu, config.environment)
@@ -132,3 +146,30 @@ class FullChecks:
         ratio = float("nan") if failure.worst_ratio is None else failure.worst_ratio
         check = Check(ratio, "full", f"case {failure.name!r} of the full check: {failure.reason}")
         return replace(record, outcome=Wrong(outcome.variant, check))
+
+
+class StoredChecks:
+    """Full checks as rows of the columns of their table, of which those about a config are read when it is served."""
+
+    def __init__(self, rows: Iterable[Sequence[Any]] = (), name: str = "") -> None:
+        self._name = name
+        self._rows: dict[tuple[str, str, str], list[FullCheckRow]] = defaultdict(list)
+        columns = [column.name for column in FullCheckRow.__table__.columns]
+        for values in rows:
+            row = FullCheckRow(**dict(zip(columns, values, strict=True)))
+            self._rows[row.spec, row.variant, row.gpu_name].append(row)
+
+    def judge(self, config: BestConfig) -> BestConfig | None:
+        """What may be served of `config`, as `FullChecks.served` has it."""
+        rows = self._rows.get((config.shape.spec.key(), config.variant.key(), config.gpu.name))
+        return FullChecks(self._read(rows)).served(config, self._name) if rows else config
+
+    def _read(self, rows: Iterable[FullCheckRow]) -> list[FullCheck]:
+        checks: list[FullCheck] = []
+        for row in rows:
+            try:
+                checks.append(row.record())
+            except UNREADABLE as error:
+                warnings.warn(f"{row.label} in database {self._name!r} cannot be read and is set aside: {error}",
+                              stacklevel=5)
+        return checks

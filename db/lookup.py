@@ -5,20 +5,36 @@ from __future__ import annotations
 import functools
 import os
 import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..kernel_templates.batch import Batch, BatchBucket
 from ..kernel_templates.errors import StoreError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
+from .answer import Answer, Chain
 from .engine import sqlite_path
-from .export import import_json
+from .export import Exported, read_json
+from .files import rows_of
+from .full_checks import StoredChecks
+from .losses import Loss, Losses
+from .rows import Rows, made
 from .store import PATH_VARIABLE, Store, default_path
-from .table import Answer, ConfigTable
+from .table import ConfigTable
 
 SHIPPED = Path(__file__).parent / "configs"
 """The folder of the exports that ship: one file for each GPU model, called by its `Gpu.slug`."""
+
+
+class _Stored(NamedTuple):
+    """The best configs of a database, its full checks and the losses that were measured there."""
+
+    rows: Rows[Any] | None
+    checks: StoredChecks
+    losses: list[Loss]
 
 
 def lookup(spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
@@ -31,15 +47,25 @@ def lookup(spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu:
     return _table(os.environ.get(PATH_VARIABLE), gpu).lookup(spec, asked, page_size, gpu)
 
 
-def load_table(where: str | None = None, gpu: Gpu | None = None) -> ConfigTable:
-    """A fresh snapshot of the database `where` (default: `default_path()`) and of what ships for `gpu`, or for any.
+def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Sequence[str | os.PathLike[str]] = (),
+               chain: Chain | None = None) -> ConfigTable:
+    """A fresh snapshot of the database `where` (default: `default_path()`), then of `files`, in their order, then of
+    what ships for `gpu`, or for any: of configs that are alike the earlier answers.
 
-    A missing file is not an error. Raises `StoreError` when `where` is given, is there and cannot be read; the default
-    database is then set aside with a warning, as is a shipped file.
+    `files` are exports in any format that `read_configs` reads. A missing database is not an error. Raises `StoreError`
+    when `where` is given, is there and cannot be read; the default database is then set aside with a warning, as is a
+    file.
     """
-    shipped = shipped_configs(gpu)
-    stored, shipped = _checked(where, shipped)
-    return ConfigTable.of(stored, _environment, shipped)
+    own, checks, losses = _checked(where)
+    places = [own] if own is not None else []
+    for path in files:
+        with _set_aside("exported configs"):
+            rows, exported = rows_of(path, checks.judge)
+            places.append(rows)
+            losses = [*losses, *exported.losses]
+    shipped = _shipped(gpu)
+    places.append(made(shipped.configs, "shipped", checks.judge))
+    return ConfigTable(places, _environment, chain, Losses([*losses, *shipped.losses]))
 
 
 def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
@@ -48,35 +74,49 @@ def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
     A file that cannot be read is set aside with a warning; what it holds about another GPU than its name says is never
     served.
     """
-    found: list[BestConfig] = []
+    return _shipped(gpu).configs
+
+
+def _shipped(gpu: Gpu | None) -> Exported:
+    found = Exported([])
     for path in sorted(SHIPPED.glob("*.json")):
-        if gpu is not None and path.stem != gpu.slug:
-            continue
-        try:
-            found += (config for config in import_json(path) if config.gpu.slug == path.stem)
-        except StoreError as error:
-            warnings.warn(f"a file of shipped configs is set aside: {error}", stacklevel=2)
+        if gpu is None or path.stem == gpu.slug:
+            with _set_aside("shipped configs"):
+                exported = read_json(path)
+                found.configs.extend(config for config in exported.configs if config.gpu.slug == path.stem)
+                found.losses.extend(exported.losses)
     return found
 
 
-def _checked(where: str | None, shipped: list[BestConfig]) -> tuple[list[BestConfig], list[BestConfig]]:
-    """The configs of the database, and `shipped` without those that failed a full check here."""
+@contextmanager
+def _set_aside(what: str) -> Generator[None]:
+    """Turns a file that cannot be read into a warning."""
     try:
-        return _read(where or default_path(), shipped)
+        yield
+    except StoreError as error:
+        warnings.warn(f"a file of {what} is set aside: {error}", stacklevel=5)
+
+
+def _checked(where: str | None) -> _Stored:
+    """What the database holds, nothing where there is none."""
+    try:
+        return _read(where or default_path())
     except (StoreError, OSError) as error:
         # An engine must not end because of a file that its user has perhaps never heard of.
         if where:
             raise
         warnings.warn(f"the user's database is set aside: {error}", stacklevel=3)
-        return [], shipped
+        return _Stored(None, StoredChecks(), [])
 
 
-def _read(where: str, shipped: list[BestConfig]) -> tuple[list[BestConfig], list[BestConfig]]:
+def _read(where: str) -> _Stored:
     path = sqlite_path(where)
     if path is not None and not path.exists():
-        return [], shipped
+        return _Stored(None, StoredChecks(), [])
     with Store.open(where, create=False) as store:
-        return store.best_configs(), store.checked(shipped)
+        snapshot = store.snapshot()
+    checks = StoredChecks(snapshot.checks, snapshot.name)
+    return _Stored(snapshot.rows(checks), checks, snapshot.losses())
 
 
 @functools.lru_cache(maxsize=8)

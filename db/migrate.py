@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
 
@@ -44,7 +45,6 @@ def require_current(connection: Connection, name: str) -> None:
 
 def _is_current(connection: Connection, name: str) -> bool:
     from alembic.runtime.migration import MigrationContext
-    from alembic.script import ScriptDirectory
 
     tables = inspect(connection).get_table_names()
     if tables and VERSION_TABLE not in tables:
@@ -52,9 +52,17 @@ def _is_current(connection: Connection, name: str) -> bool:
                          "expected one made by attention-tuner, or a path where nothing is yet")
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
     revision = context.get_current_revision()
-    script = ScriptDirectory(str(MIGRATIONS))
-    known = {entry.revision for entry in script.walk_revisions()}
+    head, known = _revisions(MIGRATIONS)
     if revision is not None and revision not in known:
         raise StoreError(f"database {name!r} has schema {revision!r}, which is newer than this version of "
-                         f"attention-tuner; expected at most {script.get_current_head()!r}")
-    return revision == script.get_current_head()
+                         f"attention-tuner; expected at most {head!r}")
+    return revision == head
+
+
+@functools.cache
+def _revisions(folder: Path) -> tuple[str | None, frozenset[str]]:
+    """The latest revision in a folder of migrations, and all of them: read once, for every opening asks."""
+    from alembic.script import ScriptDirectory
+
+    script = ScriptDirectory(str(folder))
+    return script.get_current_head(), frozenset(entry.revision for entry in script.walk_revisions())

@@ -19,17 +19,19 @@ import platformdirs
 from sqlalchemy import Engine, delete, func, select
 from sqlalchemy.orm import Session
 
-from ..kernel_templates.batch import BatchBucket
+from ..kernel_templates.batch import Batch, BatchBucket
 from ..kernel_templates.errors import StoreError
-from ..kernel_templates.outcome import BestConfig, Environment, FullCheck, Regime
+from ..kernel_templates.outcome import BestConfig, Environment, FullCheck, Regime, Timed
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import templates
 from ..kernel_templates.variant import Variant
 from . import migrate
 from .engine import WRITES, make_engine, shown_name, sqlite_path, translated
 from .full_checks import FullCheckRow, FullChecks
+from .losses import Loss, LossRow
 from .models import UNREADABLE, BestRow, RunRow, TrialRow
 from .records import EnvironmentOf, Setting, TrialRecord, utc_now
+from .snapshot import Snapshot
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -205,16 +207,31 @@ class Store:
         One that failed is left out with a warning that names the case.
         """
         checks = FullChecks(self.full_checks())
-        answered: list[BestConfig] = []
-        for config in configs:
-            failure = checks.failure(config)
-            if failure is None:
-                answered.append(checks.on_config(config))
-                continue
-            warnings.warn(f"the best config for {config.batch} of {config.shape.spec.key()!r} on {config.gpu.name} in "
-                          f"database {self.name!r} is set aside: its variant {config.variant.key()!r} failed the full "
-                          f"check's case {failure.name!r}: {failure.reason}", stacklevel=3)
-        return answered
+        return [served for config in configs if (served := checks.served(config, self.name)) is not None]
+
+    def snapshot(self) -> Snapshot:
+        """What a lookup needs of the database, all of one moment, as it is stored."""
+        with self._reading() as session:
+            return Snapshot.read(session.connection(), self.name)
+
+    def losses(self) -> list[Loss]:
+        """What lookups were seen to lose."""
+        with self._reading() as session:
+            return self._readable(session.scalars(select(LossRow).order_by(LossRow.id)))
+
+    def put_losses(self, gpu_name: str, losses: Iterable[Loss]) -> None:
+        """Keep these losses in the place of all others of the GPU."""
+        with self._writing() as session:
+            session.execute(delete(LossRow).filter_by(gpu_name=gpu_name))
+            session.add_all(LossRow.of(loss) for loss in losses)
+
+    def times(self, config: BestConfig) -> dict[Variant, float]:
+        """The median times in milliseconds of all variants that were timed in the setting of `config`."""
+        regime = config.timing.regime
+        setting = Setting(config.shape.spec, Batch.parse(config.batch), config.variant.page_size, config.gpu, regime)
+        outcomes = (trial.outcome for trial in self._trials(setting))
+        return {timed.variant: timed.timing.median_ms for timed in outcomes
+                if isinstance(timed, Timed) and timed.timing.regime == regime}
 
     def _judged(self, setting: Setting, environment_of: EnvironmentOf) -> list[tuple[TrialRecord, str | None]]:
         """The trials of `setting`, each with the reason why it is out of date."""

@@ -4,148 +4,244 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
+import logging
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 from ..kernel_templates.batch import Batch, BatchBucket
-from ..kernel_templates.errors import TunerError
+from ..kernel_templates.errors import NotTunedError, TunerError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import template_of, why_invalid
-from ..kernel_templates.variant import Variant
+from .answer import Answer, Chain, Origin, Source
+from .coverage import Asked, Coverage, Question
+from .losses import Losses
+from .models import UNREADABLE
 from .records import EnvironmentOf
+from .rows import Row, Rows, Slot, made, set_aside
 
-Source = Literal["exact", "bucket", "neighbour", "heuristic"]
-"""Where an answer comes from: a config tuned on this very batch, on another one of its bucket, on the nearest bucket
-that has one, or none."""
-
-Origin = Literal["database", "shipped"]
-"""Who measured it: the user, in whose database it is, or who made the package, with which it ships."""
+__all__ = ["Answer", "Chain", "ConfigTable", "Origin", "Source"]
 
 # Of configs for one bucket, that of the regime nearest to serving comes first.
 _REGIMES = ("graph", "eager", "interpreter", "cold", "warm", "burst", "sustained")
 
 _PARTS = ("short", "long")
 
-# Far more than the buckets that an engine meets, which are powers of two.
-_REMEMBERED = 65536
+_log = logging.getLogger(__name__)
+
+_Tuned = Mapping[BatchBucket, Sequence["_Held"]]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The variant to run, valid for what was asked.
+class _Held:
+    """A row that is valid for a layer, page size and GPU, and the place of its origin in the stated order."""
 
-    `config` is what was tuned, None for the heuristic; `variant` may differ from its variant where the batch lacks a
-    part that the tuned one had. `stale` says that it was measured with another kernel source, Triton or driver, or
-    that the Triton here is unknown. `distance` is that of the asked bucket from the tuned one
-    (`BatchBucket.distance`), and `origin` says whose the config is; both are None for the heuristic.
-    """
+    __slots__ = ("judged", "origin", "rank", "row")
 
-    variant: Variant
-    source: Source
-    config: BestConfig | None = None
-    stale: bool = False
-    distance: float | None = None
-    origin: Origin | None = None
+    def __init__(self, row: Row, origin: Origin, rank: int) -> None:
+        self.row = row
+        self.origin: Origin = origin
+        self.rank = rank
+        self.judged: tuple[_Judged, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A config that is valid for a layer, page size and GPU."""
+    """A config that may be served."""
 
     config: BestConfig
     stale: bool
     origin: Origin
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    """What a bucket is answered, and what batches of it are that were tuned themselves."""
-
-    bucket: Answer
-    exact: Mapping[Batch, Answer]
+    rank: int
 
 
 class ConfigTable:
-    """A frozen snapshot of best configs; `id` is the same for the same configs, so that ranks can agree on it."""
+    """A frozen snapshot of best configs; `id` is the same for the same configs, so that ranks can agree on it.
 
-    def __init__(self, configs: Iterable[BestConfig], environment_of: EnvironmentOf | None,
-                 shipped: Iterable[BestConfig] = ()) -> None:
-        self._by_origin: dict[Origin, tuple[BestConfig, ...]] = {"database": tuple(configs), "shipped": tuple(shipped)}
-        self.configs = tuple(config for members in self._by_origin.values() for config in members)
+    It is merged from places in a stated order, such as the user's database, files and what ships: of configs that are
+    alike in all that counts more, that of the earlier place answers. What is invalid is set aside with one warning for
+    each layer, page size and GPU asked about, which names it.
+    """
+
+    def __init__(self, places: Iterable[Rows[Any]], environment_of: EnvironmentOf | None = None,
+                 chain: Chain | None = None, losses: Losses | None = None) -> None:
+        self._places = tuple(places)
         self._environment_of = environment_of
-        slots: dict[tuple[object, ...], list[tuple[BestConfig, Origin]]] = defaultdict(list)
-        for origin, members in self._by_origin.items():
-            for config in members:
-                # Times from the interpreter under a GPU's name, or the reverse, are no evidence about either.
-                if config.gpu.is_interpreter == (config.timing.regime.capture == "interpreter"):
-                    slots[_slot(config.shape.spec, config.variant.page_size, config.gpu)].append((config, origin))
-        self._slots = dict(slots)
+        self.chain = chain or Chain()
+        self._losses = losses or Losses()
+        self._present = functools.cache(self._environment)
+        self._tuned = functools.cache(self._valid)
         # An engine asks with every step: what depends on less than the batch is found out once.
-        self._judged = functools.cache(self._judge)
-        self._remembered = functools.lru_cache(maxsize=_REMEMBERED)(self._answers)
+        self._asked: dict[Question, Asked] = {}
+        self._coverage = Coverage()
+        self._told: set[tuple[object, ...]] = set()
 
     @classmethod
     def of(cls, configs: Iterable[BestConfig], environment_of: EnvironmentOf | None = None,
-           shipped: Iterable[BestConfig] = ()) -> ConfigTable:
+           shipped: Iterable[BestConfig] = (), chain: Chain | None = None) -> ConfigTable:
         """The table of the user's `configs` and of `shipped` ones; without `environment_of` none counts as stale."""
-        return cls(configs, environment_of, shipped)
+        return cls((made(configs, "database"), made(shipped, "shipped")), environment_of, chain)
 
     def __len__(self) -> int:
-        return len(self.configs)
+        return sum(map(len, self._places))
+
+    @functools.cached_property
+    def configs(self) -> tuple[BestConfig, ...]:
+        """All configs that can be read, place by place; what cannot is set aside with one warning that names it."""
+        return tuple(config for _, config in self._read)
 
     @functools.cached_property
     def id(self) -> str:
         """Sixteen hexadecimal digits that stand for the content, whatever its order."""
-        lines = [f"{origin} {config!r}" for origin, members in self._by_origin.items() for config in members]
-        return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+        lines = sorted(f"{origin} {config!r}" for origin, config in self._read)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    @functools.cached_property
+    def _read(self) -> Sequence[tuple[Origin, BestConfig]]:
+        bad: list[str] = []
+        read: list[tuple[Origin, BestConfig]] = [
+            (place.origin, config) for place in self._places for config in place.configs(bad)
+        ]  # fmt: skip
+        set_aside(bad)
+        return read
 
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
         """The variant to run for `asked`, always one that is valid here.
 
-        The nearest bucket's config comes first; within a bucket a fresh one before a stale one, then one for this very
-        batch, then one of the user's own before a shipped one, then one that passed the full check. Only configs of a
-        GPU of this name and size are considered. Raises `VariantError` when no variant can run at all, as with a page
-        size that is no multiple of 16.
+        The nearest bucket's config comes first, where it is within reach; within a bucket a fresh one before a stale
+        one, then one for this very batch, then one of the earlier place (the user's own before a shipped one), then one
+        that passed the full check. Only configs of a GPU of this name and size are considered, unless the chain names
+        others. Raises `VariantError` when no variant can run at all, as with a page size that is no multiple of 16, and
+        `NotTunedError` when the answer would come from further down than the chain accepts.
         """
-        if isinstance(asked, BatchBucket):
-            return self._remembered(spec, asked, page_size, gpu).bucket
-        answers = self._remembered(spec, BatchBucket.of(asked), page_size, gpu)
-        return answers.exact.get(asked, answers.bucket) if answers.exact else answers.bucket
+        bucket = asked if isinstance(asked, BatchBucket) else BatchBucket.of(asked)
+        question = (spec, bucket, page_size, gpu)
+        known = self._asked.get(question)
+        if known is None:
+            known = self._ask(question)
+        if known.exact and asked is not bucket and asked in known.exact:
+            known.exact_count += 1
+            return known.exact[asked]
+        known.count += 1
+        if known.refusal is not None:
+            raise NotTunedError(known.refusal)
+        return known.answer
 
-    def _answers(self, spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> _Answers:
-        for distance, near in _by_distance(self._judged(spec, page_size, gpu), bucket):
-            answers = [answer for each in near if (answer := _serve(each, bucket, gpu, distance))]
-            if answers:
-                return _Answers(answers[0], {} if distance else _exact(answers))
+    def coverage(self) -> Coverage:
+        """How many lookups were answered from each source so far, and what was asked that nothing was tuned for."""
+        return self._coverage.plus(self._asked)
+
+    def take_over(self, previous: ConfigTable) -> None:
+        """Count on from where `previous` is, and do not tell again what it has told."""
+        self._coverage = previous.coverage()
+        self._told = previous._told
+
+    def _ask(self, question: Question) -> Asked:
+        if len(self._asked) >= Coverage.QUESTIONS:
+            # Far more than the buckets that an engine meets: what was asked is counted, and asked anew.
+            self._coverage, self._asked = self.coverage(), {}
+        answers = list(self._answers(*question))
+        answer = answers[0]
+        exact = _exact(answers) if answer.source == "bucket" else {}
+        known = self._asked[question] = Asked(answer, exact, self._refusal(question, answer))
+        self._tell(question, answer)
+        return known
+
+    def _refusal(self, question: Question, answer: Answer) -> str | None:
+        if self.chain.accepts(answer.source):
+            return None
+        spec, bucket, page_size, gpu = question
+        return (f"nothing is tuned on {gpu.name} for bucket {bucket.key()} of layer {spec.key()} with pages of "
+                f"{page_size}: the answer would be of source {answer.source!r}, and accepted are {self.chain}")
+
+    def _tell(self, question: Question, answer: Answer) -> None:
+        """Log, once for each layer, page size, GPU and kind, that an answer is not of what was tuned, or is stale."""
+        spec, bucket, page_size, gpu = question
+        slot = Slot.of(spec, page_size, gpu)
+        where = f"{gpu.name}, layer {spec.key()}, pages of {page_size}"
+        if answer.stale and self._is_new(slot, "stale"):
+            _log.warning("%s: what was tuned was measured with another kernel source, Triton or driver, and is served "
+                         "until it is tuned again", where)
+        if answer.source in ("neighbour", "heuristic") and self._is_new(slot, answer.source, answer.lender):
+            names = {slot.gpu_name for place in self._places for slot in place.slots
+                     if (slot.spec, slot.page_size) == (spec, page_size)}
+            others = f" (it is on {', '.join(sorted(names - {gpu.name}))})" if names and gpu.name not in names else ""
+            level = logging.WARNING if answer.source == "heuristic" else logging.INFO
+            _log.log(level, "%s: nothing is tuned for bucket %s%s, which %s answers%s; the order is %s, and others "
+                     "answered so are not told of", where, bucket.key(), others, answer.source,
+                     f" by what was tuned on {answer.lender}" if answer.lender else "", self.chain)
+
+    def _is_new(self, *kind: object) -> bool:
+        known = len(self._told)
+        self._told.add(kind)
+        return len(self._told) > known
+
+    def _answers(self, spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[Answer]:
+        """The answers of the first link of the chain that has any, the best first."""
+        for lender in (None, *self.chain.like):
+            tuned = self._tuned(spec, page_size, gpu, lender)
+            for distance, near in _by_distance(tuned, bucket, self.chain.reach):
+                judged = sorted((each for held in near for each in self._judge(held, gpu)), key=_preference)
+                answers = (answer for each in judged if (answer := _serve(each, bucket, gpu, distance)))
+                # Of a neighbour's configs only the first is ever asked for.
+                found = list(answers if not distance else itertools.islice(answers, 1))
+                if found:
+                    yield from (self._valued(answer, gpu, lender) for answer in found)
+                    return
         from ..kernel_templates.heuristic import heuristic_variant
 
-        return _Answers(Answer(heuristic_variant(spec, bucket, page_size, gpu), "heuristic"), {})
+        yield self._valued(Answer(heuristic_variant(spec, bucket, page_size, gpu), "heuristic"), gpu, None)
 
-    def _judge(self, spec: AttentionSpec, page_size: int, gpu: Gpu) -> dict[BatchBucket, list[_Judged]]:
-        """The configs that are valid here, by the bucket that they were tuned for."""
-        @functools.cache
-        def now(template: str) -> Environment | None:
-            return self._present(template, gpu)
+    def _valued(self, answer: Answer, gpu: Gpu, lender: str | None) -> Answer:
+        """`answer` with the loss to expect, of which nothing is known where another GPU lends."""
+        if lender is not None:
+            return replace(answer, source="neighbour", lender=lender)
+        return replace(answer, loss=self._losses.expect(gpu.name, answer.source, answer.distance))
 
-        found: dict[BatchBucket, list[_Judged]] = defaultdict(list)
-        for config, origin in self._slots.get(_slot(spec, page_size, gpu), ()):
-            if why_invalid(config.variant, spec, gpu):
-                continue
-            stale = False
-            if self._environment_of is not None:
-                present = now(config.variant.template)
-                if present is None:
-                    continue
-                stale = _is_stale(config.environment, present)
-            found[config.shape.bucket].append(_Judged(config, stale, origin))
+    def _valid(self, spec: AttentionSpec, page_size: int, gpu: Gpu, lender: str | None) -> _Tuned:
+        """The rows that are valid here, of `gpu` or of the GPU that lends, by the bucket that they were tuned for."""
+        found: dict[BatchBucket, list[_Held]] = defaultdict(list)
+        bad: list[str] = []
+        own = Slot.of(spec, page_size, gpu)
+        for rank, place in enumerate(self._places):
+            bad += place.unreadable
+            for slot in [own] if lender is None else place.lent(own, lender):
+                for row in place.read(slot, bad):
+                    reason = why_invalid(row.variant, spec, gpu)
+                    if reason is None:
+                        found[row.bucket].append(_Held(row, place.origin, rank))
+                    else:
+                        bad.append(f"{row.label()}: {reason}")
+        set_aside(bad)
         return dict(found)
 
-    def _present(self, template: str, gpu: Gpu) -> Environment | None:
+    def _judge(self, held: _Held, gpu: Gpu) -> tuple[_Judged, ...]:
+        """The config of a row where it may be served, read once."""
+        if held.judged is None:
+            held.judged = tuple(self._readable(held, gpu))
+        return held.judged
+
+    def _readable(self, held: _Held, gpu: Gpu) -> Iterator[_Judged]:
+        try:
+            config = held.row.config()
+        except UNREADABLE as error:
+            set_aside([f"{held.row.label()} cannot be read: {error}"])
+            return
+        # Times from the interpreter under a GPU's name, or the reverse, are no evidence about either.
+        if config is None or config.gpu.is_interpreter != (config.timing.regime.capture == "interpreter"):
+            return
+        if self._environment_of is None:
+            yield _Judged(config, False, held.origin, held.rank)
+            return
+        present = self._present(config.variant.template, gpu)
+        if present is not None:
+            yield _Judged(config, _is_stale(config.environment, present), held.origin, held.rank)
+
+    def _environment(self, template: str, gpu: Gpu) -> Environment | None:
         """The environment of `template` here, None when its modules are not."""
         assert self._environment_of is not None
         try:
@@ -156,10 +252,6 @@ class ConfigTable:
             return None
 
 
-def _slot(spec: AttentionSpec, page_size: int, gpu: Gpu) -> tuple[object, ...]:
-    return spec, page_size, gpu.name, gpu.num_sms, gpu.capability
-
-
 def _is_stale(measured: Environment, present: Environment) -> bool:
     # A Triton whose version is unknown may be any.
     if not present.triton:
@@ -168,21 +260,20 @@ def _is_stale(measured: Environment, present: Environment) -> bool:
         measured.kernel_hash, measured.triton, measured.driver)
 
 
-def _by_distance(tuned: Mapping[BatchBucket, list[_Judged]],
-                 bucket: BatchBucket) -> Iterator[tuple[float, list[_Judged]]]:
-    """The configs for `bucket`, then those at each distance, nearest first; at one distance the best come first.
+def _by_distance(tuned: _Tuned, bucket: BatchBucket, reach: float) -> Iterator[tuple[float, Sequence[_Held]]]:
+    """The rows for `bucket`, then those at each distance up to `reach`, nearest first.
 
-    Left out are configs tuned without a part that is asked.
+    Left out are rows tuned without a part that is asked.
     """
     if bucket in tuned:
-        yield 0.0, sorted(tuned[bucket], key=_preference)
+        yield 0.0, tuned[bucket]
     needed = [part for part in _PARTS if bucket.has_part(part)]
-    distances: dict[float, list[_Judged]] = defaultdict(list)
-    for other, judged in tuned.items():
-        if other != bucket and all(map(other.has_part, needed)):
-            distances[bucket.distance(other)] += judged
+    distances: dict[float, list[_Held]] = defaultdict(list)
+    for other, held in tuned.items():
+        if other != bucket and all(map(other.has_part, needed)) and (distance := bucket.distance(other)) <= reach:
+            distances[distance] += held
     for distance in sorted(distances):
-        yield distance, sorted(distances[distance], key=_preference)
+        yield distance, distances[distance]
 
 
 def _serve(judged: _Judged, bucket: BatchBucket, gpu: Gpu, distance: float) -> Answer | None:
@@ -194,22 +285,25 @@ def _serve(judged: _Judged, bucket: BatchBucket, gpu: Gpu, distance: float) -> A
     return Answer(variant, "neighbour" if distance else "bucket", config, judged.stale, distance, judged.origin)
 
 
-def _exact(answers: Sequence[Answer]) -> dict[Batch, Answer]:
+def _exact(answers: Sequence[Answer]) -> dict[Batch | BatchBucket, Answer]:
     """The first answer for each batch that was tuned itself; a stale one where the bucket has none but stale ones."""
-    found: dict[Batch, Answer] = {}
+    found: dict[Batch | BatchBucket, Answer] = {}
     for answer in answers:
         if answer.config is not None and answer.stale == answers[0].stale:
-            found.setdefault(Batch.parse(answer.config.batch), replace(answer, source="exact"))
+            found.setdefault(Batch.parse(answer.config.batch), replace(answer, source="exact", loss=0.0))
     return found
 
 
 def _preference(judged: _Judged) -> tuple[object, ...]:
-    """Sorts the better config first; the last parts only make the choice the same on every rank."""
-    config = judged.config
+    """Sorts what answers first to the front."""
+    return (judged.stale, judged.rank, *merit(judged.config))
+
+
+def merit(config: BestConfig) -> tuple[object, ...]:
+    """Sorts the better of configs that are tuned alike first; the last parts only make the choice the same on all
+    ranks."""
     regime = config.timing.regime
     return (
-        judged.stale,
-        judged.origin == "shipped",
         not config.full_check,
         *(_REGIMES.index(part) for part in (regime.capture, regime.l2, regime.load)),
         config.timing.median_ms,

@@ -8,6 +8,7 @@ online softmax is FlashAttention's (arXiv:2205.14135, 2307.08691), in base 2 wit
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from .arithmetic import LOG2_E, LOWEST, dot, load_tile, logits, narrow
 from .batch import SHORT_QUERY, TREE_TOKENS
@@ -285,13 +286,17 @@ def attention_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr, SHORT_M: tl.constexpr,
     SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, PART: tl.constexpr,
-    HEADS_FIRST: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute the `counts[0]` items of the work list, or a PART of them: the first `counts[2]` ("long") or the others.
 
     The grid is (items, KV heads), or the other way round with HEADS_FIRST; programs past the list do nothing, so that
     a captured grid serves shorter lists.
     """
+    if PDL:
+        # At once, since the reduction waits for the end of all programs whenever it is launched: so its launch is over
+        # by then, and no program of this grid has to make way for it.
+        gdc_launch_dependents()
     if HEADS_FIRST:
         kv_head = tl.program_id(0)
         number = tl.program_id(1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import torch
 
-from .batch import Batch
-from .plan import WorkList, balanced_segments, equal_segments, work_list
+from .lengths import IntArray
+from .plan import balanced_segments, equal_segments
+from .tiles import Tiles
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 
@@ -20,10 +21,8 @@ class BalancedLauncher(WorkListLauncher):
             self.variant, partials=getattr(torch, partials), last_merges=reduction == "last_program"
         )
 
-    def work_list(self, batch: Batch) -> WorkList:
+    def segments(self, tiles: Tiles) -> IntArray:
         """Key ranges for `waves` programs a multiprocessor."""
-        tiles = self.tiles(batch)
-        segments = equal_segments(tiles, 1)
-        if self.num_balanced:
-            segments = balanced_segments(tiles, self.num_balanced, self.variant.number("long_weight"))
-        return work_list(tiles, segments, self.combine_rows, self.variant.text("schedule"), self.short_partials)
+        if not self.num_balanced:
+            return equal_segments(tiles, 1)
+        return balanced_segments(tiles, self.num_balanced, self.variant.number("long_weight"))

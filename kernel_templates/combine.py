@@ -3,6 +3,7 @@
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from .arithmetic import LOG2_E, LOWEST, narrow
 from .plan import ENTRY_FIELDS, MERGE_FIELDS
@@ -85,16 +86,31 @@ def merge_rows(
 def combine_kernel(
     entries, counts, out, partial_out, partial_max, partial_sum, partial_rows, features, stride_o_token, stride_o_head,
     GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, ROWS: tl.constexpr, PARTIALS: tl.constexpr, WIDEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge ROWS rows of one entry and KV head; `counts[1]` entries."""
+    """Merge ROWS rows of one entry and KV head; `counts[1]` entries, whose rows the grid's third axis shares out.
+
+    With PDL it is launched while the attention kernel still runs, reads what was planned, and waits.
+    """
     index = tl.program_id(0)
     kv_head = tl.program_id(1)
-    if index < tl.load(counts + 1):
-        entry = entries + index * ENTRY
+    offset = tl.program_id(2) * ROWS
+    num_entries = tl.load(counts + 1)
+    # Of a program past the list these are of an older one, and not used.
+    entry = entries + index * ENTRY
+    q_start = tl.load(entry)
+    num_rows = tl.load(entry + 2)
+    first_row = tl.load(entry + 3) + offset
+    slot = tl.load(entry + 8) + offset
+    num_partials = tl.load(entry + 9)
+    stride = tl.load(entry + 10)
+    if PDL:
+        # Programs past the list too: what is launched next relies on this kernel's end being after the other's.
+        gdc_wait()
+    if (index < num_entries) & (first_row < num_rows):
         merge_rows(
-            tl.load(entry + 3), tl.load(entry + 2), tl.load(entry), kv_head, tl.load(entry + 8), tl.load(entry + 9),
-            tl.load(entry + 10), out, partial_out, partial_max, partial_sum, partial_rows, features,
-            stride_o_token, stride_o_head, GROUP, VALUE_DIM, ROWS, PARTIALS, WIDEN,
+            first_row, num_rows, q_start, kv_head, slot, num_partials, stride, out, partial_out, partial_max,
+            partial_sum, partial_rows, features, stride_o_token, stride_o_head, GROUP, VALUE_DIM, ROWS, PARTIALS, WIDEN,
         )  # fmt: skip
 
 

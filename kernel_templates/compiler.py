@@ -46,9 +46,12 @@ class _TargetDriver:
         return 0
 
 
-def compile_variant(variant: Variant, spec: AttentionSpec, gpu: Gpu, batch: Batch) -> StaticFacts:
+def compile_variant(
+    variant: Variant, spec: AttentionSpec, gpu: Gpu, batch: Batch, lse: bool = False
+) -> StaticFacts:
     """Compile every kernel of `variant` for `gpu` and say what the compiler said: the most of any attention kernel.
 
+    With `lse`, as they write the log-sum-exp too.
     Raises `VariantError` for a variant that is not valid there, `TunerError` in a process that interprets, and whatever
     the compiler raises.
     """
@@ -58,11 +61,11 @@ def compile_variant(variant: Variant, spec: AttentionSpec, gpu: Gpu, batch: Batc
     launcher.compile_only = True
     driver.set_active(_TargetDriver(gpu))  # pyright: ignore[reportArgumentType]
     launcher.plan(batch, "cpu")
-    launcher.run(_tiny_tensors(variant, spec, batch))
+    launcher.run(_tiny_tensors(variant, spec, batch, lse))
     return _static_facts(launcher)
 
 
-def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch) -> Tensors:
+def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch, lse: bool) -> Tensors:
     """Tensors with the dtypes, alignments and strides of real ones, and next to nothing in them."""
     dtype, cache_dtype = getattr(torch, spec.dtype), getattr(torch, spec.cache_dtype)
     slots = 2, variant.page_size, spec.num_kv_heads
@@ -80,6 +83,7 @@ def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch) -> Tensor
         k_scale=per_kv_head,
         v_scale=per_kv_head,
         tree_mask=torch.zeros(1, dtype=torch.int64),
+        lse=torch.empty(1, spec.num_q_heads) if lse else None,
     )
 
 

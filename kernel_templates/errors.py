@@ -9,6 +9,7 @@
     │   ├── ModelError        a model preset, suite or config.json that cannot be used
     │   └── StoreError        a database or exported file that cannot be opened, read or written
     ├── JobError              a job gave no result; an outcome of the variant that is to blame, where there is one
+    ├── NotTunedError         a lookup's answer would be worse than the one that asked for it accepts
     └── NothingValidError     no valid variant was found; a command ends with status 1
 
 What goes wrong inside one trial is an `Outcome`, not an exception.
@@ -70,6 +71,10 @@ class JobError(TunerError):
         self.reason = reason
         self.stage = stage
         self.variant = variant
+
+
+class NotTunedError(TunerError):
+    """A lookup's answer would come from further down the chain of fall-backs than its caller accepts."""
 
 
 class NothingValidError(TunerError):

@@ -19,13 +19,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from .arithmetic import LOWEST
 from .batch import SHORT_QUERY
 from .gluon_compat import barrier, copy_to_shared, load_to_shared
-from .plan import ITEM_FIELDS
+from .gluon_merge import merge_if_last
+from .plan import ITEM_FIELDS, MERGE_FIELDS
 
 ITEM: gl.constexpr = gl.constexpr(ITEM_FIELDS)
+MERGE: gl.constexpr = gl.constexpr(MERGE_FIELDS)
 SHORT_TOKENS: gl.constexpr = gl.constexpr(SHORT_QUERY)
 # Rows of one consumer: what one warpgroup product takes.
 ROWS: gl.constexpr = gl.constexpr(64)
@@ -35,14 +38,14 @@ REGISTERS_OF_ALL: gl.constexpr = gl.constexpr(504)
 
 @gluon.jit
 def unit_of(index, items, num_items, num_heads, HEADS_FIRST: gl.constexpr):
-    """The item and the KV head of a unit."""
+    """The item, its number, and the KV head of a unit."""
     if HEADS_FIRST:
         kv_head = index % num_heads
-        item = index // num_heads
+        number = index // num_heads
     else:
         kv_head = index // num_items
-        item = index % num_items
-    return items + item * ITEM, kv_head
+        number = index % num_items
+    return items + number * ITEM, number, kv_head
 
 
 @gluon.jit
@@ -108,7 +111,7 @@ def produce(
     round = 0
     index = gl.program_id(0)
     while index < num_items * num_heads:
-        item, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
+        item, _, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
         # A ticket takes a while, and is needed when this unit is loaded.
         index = gl.atomic_add(tickets, 1) + gl.num_programs(0) if DYNAMIC else dealt(round + 1)
         start = gl.load(item + 4)
@@ -321,11 +324,11 @@ def write(
 
 @gluon.jit
 def consume(
-    items, num_items, num_heads, q, out, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-    ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, partial_rows, qk_scale,
+    items, merges, num_items, num_heads, q, out, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+    ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, counters, partial_rows, qk_scale,
     stride_q_token, stride_q_head, stride_o_token, stride_o_head,
     WARPGROUP: gl.constexpr, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
-    STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr, DYNAMIC: gl.constexpr,
+    STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr, DYNAMIC: gl.constexpr, LAST_MERGES: gl.constexpr,
 ):  # fmt: skip
     """Compute this consumer's share of each unit: its half of the rows, or every second tile of keys."""
     score_layout: gl.constexpr = product_layout(BLOCK_N)
@@ -336,10 +339,10 @@ def consume(
     round = 0
     index = gl.program_id(0)
     if index < num_units:
-        item, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
+        item, number, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
         copy_q(q, q_tile, item, kv_head, stride_q_token, stride_q_head, WARPGROUP, GROUP, HEAD_DIM)
     while index < num_units:
-        item, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
+        item, number, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
         q_start = gl.load(item)
         context_len = gl.load(item + 1)
         num_rows = gl.load(item + 2)
@@ -380,24 +383,32 @@ def consume(
         round += 1
         # The next unit's rows are on their way while this one's results are written.
         if index < num_units:
-            next_item, next_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
+            next_item, _, next_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
             copy_q(q, q_tile, next_item, next_head, stride_q_token, stride_q_head, WARPGROUP, GROUP, HEAD_DIM)
         write(
             state, kv_head, q_start, first_row, num_rows, slot, skip, out, partial_out, partial_max, partial_sum,
             partial_rows, stride_o_token, stride_o_head, GROUP, HEAD_DIM,
         )  # fmt: skip
+        if LAST_MERGES:
+            merge_if_last(
+                item, merges + number * MERGE, kv_head, is_short, WARPGROUP, out, partial_out, partial_max, partial_sum,
+                counters, partial_rows, stride_o_token, stride_o_head, GROUP, HEAD_DIM, ROWS,
+            )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_heads", "partial_rows", "stride_table"])
 def gluon_attention_kernel(
-    items, counts, tickets, num_heads, q, k_desc, v_desc, out, block_table, partial_out, partial_max, partial_sum,
-    partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head, stride_table,
-    rows_per_page, rows_per_head, columns_per_head,
+    items, merges, counts, tickets, num_heads, q, k_desc, v_desc, out, block_table, partial_out, partial_max,
+    partial_sum, counters, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+    stride_table, rows_per_page, rows_per_head, columns_per_head,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, CHUNK: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, HEADS_FIRST: gl.constexpr,
-    DYNAMIC: gl.constexpr, num_warps: gl.constexpr,
+    DYNAMIC: gl.constexpr, LAST_MERGES: gl.constexpr, PDL: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Compute the work list of `counts[0]` items for each of the KV heads."""
+    if PDL:
+        # As `attention.attention_kernel` does.
+        gdc_launch_dependents()
     num_items = gl.load(counts)
     dtype: gl.constexpr = q.dtype.element_ty
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -422,14 +433,14 @@ def gluon_attention_kernel(
         mbarrier.init(ticket_empty.index(slot), count=2)
     fence_async_shared()
     gl.warp_specialize([
-        (consume, (items, num_items, num_heads, q, out, q_upper, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-                   ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, partial_rows,
-                   qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
-                   0, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST, DYNAMIC)),
-        (consume, (items, num_items, num_heads, q, out, q_lower, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-                   ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, partial_rows,
-                   qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
-                   1, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST, DYNAMIC)),
+        (consume, (items, merges, num_items, num_heads, q, out, q_upper, k_ring, v_ring, k_full, k_empty, v_full,
+                   v_empty, ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, counters,
+                   partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+                   0, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST, DYNAMIC, LAST_MERGES)),
+        (consume, (items, merges, num_items, num_heads, q, out, q_lower, k_ring, v_ring, k_full, k_empty, v_full,
+                   v_empty, ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, counters,
+                   partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+                   1, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST, DYNAMIC, LAST_MERGES)),
         (produce, (items, num_items, num_heads, k_desc, v_desc, block_table, stride_table, rows_per_page,
                    rows_per_head, columns_per_head, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
                    tickets, ticket_ring, ticket_full, ticket_empty,

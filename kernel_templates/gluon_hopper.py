@@ -55,7 +55,7 @@ GLUON_HOPPER = Template(
         # As those of `fused`.
         Dimension("waves", (0, 1, 2, 4, 8), changes_code=False),
         Dimension("long_weight", (1, 2, 4), changes_code=False, part="both"),
-        *(dimension for dimension in MERGE_DIMENSIONS if dimension.name != "reduction"),
+        *MERGE_DIMENSIONS,
     ),
     constraints=(
         Constraint("it needs a GPU of capability 9.0", lambda variant, spec, gpu: gpu.capability == (9, 0)),
@@ -69,9 +69,12 @@ GLUON_HOPPER = Template(
         Constraint("partial results in bfloat16 are too coarse for another dtype", rounds_finely_enough),
     ),
     writes_lse=False,
+    is_portable=False,
+    # Two warpgroups compute, each with a result of its own for a short item, and another warp loads.
+    traits=(("kv_load", "tma"), ("num_warps", 9), ("block_m", LONG_ROWS), ("partials_per_item", 2)),
     sources=(
         __name__,
-        *(f"{__package__}.{name}" for name in ("fused", "gluon_attention", "gluon_compat")),
+        *(f"{__package__}.{name}" for name in ("fused", "gluon_attention", "gluon_compat", "gluon_merge")),
         *SHARED_SOURCES,
     ),
 )

@@ -10,14 +10,15 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .batch import Batch
 from .errors import VariantError
 from .gluon_attention import gluon_attention_kernel
 from .gluon_hopper import LONG_ROWS, SHORT_ROWS
 from .launch import LOG2_E, Tensors
+from .lengths import IntArray
 from .limits import Body
-from .plan import WorkList, balanced_segments, equal_segments, work_list
-from .room import Room
+from .plan import balanced_segments, equal_segments, most_rounds, whole_rounds
+from .room import Limit, Room
+from .tiles import Tiles
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 # Up to so many waves, one item more than the programs that run at once costs a good part of the time.
@@ -41,17 +42,29 @@ class GluonHopperLauncher(WorkListLauncher):
             tma=True,
             heads_first=v.text("order") == "heads",
             partials=getattr(torch, v.text("partials")),
+            last_merges=v.text("reduction") == "last_program",
         )
 
-    def work_list(self, batch: Batch) -> WorkList:
+    def segments(self, tiles: Tiles) -> IntArray:
         """Key ranges of about equal cost."""
-        tiles = self.tiles(batch)
-        segments = equal_segments(tiles, 1)
-        if self.num_balanced:
-            is_most = self.variant.number("waves") <= FEW_WAVES
-            weight = self.variant.number("long_weight")
-            segments = balanced_segments(tiles, self.num_balanced, weight, is_most)
-        return work_list(tiles, segments, self.combine_rows, self.variant.text("schedule"), self.short_partials)
+        if not self.num_balanced:
+            return equal_segments(tiles, 1)
+        waves, weight = self.variant.number("waves"), self.variant.number("long_weight")
+        if waves > FEW_WAVES:
+            return balanced_segments(tiles, self.num_balanced, weight)
+        return whole_rounds(tiles, waves, self._per_round, weight)
+
+    def room(self, limit: Limit) -> Room:
+        """See `WorkListLauncher.room`; there may be more rounds than `waves`."""
+        waves = self.variant.number("waves")
+        if self.fixed_split is None and 0 < waves <= FEW_WAVES:
+            return limit.balanced(most_rounds(limit.tiles, waves, self._per_round) * self._per_round)
+        return super().room(limit)
+
+    @property
+    def _per_round(self) -> float:
+        """Items of a KV head that run at once."""
+        return self.gpu.num_sms / self.spec.num_kv_heads
 
     def _make_room(self, room: Room, device: torch.device | str) -> None:
         super()._make_room(room, device)
@@ -73,14 +86,15 @@ class GluonHopperLauncher(WorkListLauncher):
         dispatch = self.variant.text("dispatch")
         programs = num_units if dispatch == "grid" else min(num_units, self.gpu.num_sms)
         arguments = (
-            self._items, self._counts, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out, t.block_table,
-            *self._partial, self._partial[1].stride(0), spec.softmax_scale * LOG2_E, *t.q.stride()[:2],
-            *t.out.stride()[:2], t.block_table.stride(0), *view,
+            self._items, self._merges, self._counts, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out,
+            t.block_table, *self._partial, self._counters, self._partial[1].stride(0), spec.softmax_scale * LOG2_E,
+            *t.q.stride()[:2], *t.out.stride()[:2], t.block_table.stride(0), *view,
         )  # fmt: skip
         constants: dict[str, Any] = {
             "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size, "CHUNK": chunk,
             "BLOCK_N": c.long.block_n, "STAGES": c.num_stages, "REGISTERS": self.variant.number("registers"),
-            "HEADS_FIRST": c.heads_first, "DYNAMIC": dispatch == "dynamic", "num_warps": c.num_warps,
+            "HEADS_FIRST": c.heads_first, "DYNAMIC": dispatch == "dynamic", "LAST_MERGES": c.last_merges,
+            "PDL": self.overlaps_reduction, "num_warps": c.num_warps,
         }  # fmt: skip
         self.start(gluon_attention_kernel, (programs,), arguments, constants)
 

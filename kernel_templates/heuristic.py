@@ -11,6 +11,10 @@ from .spec import AttentionSpec
 from .template import template_of, why_invalid
 from .variant import Value, Variant
 
+_Table = tuple[tuple[Value, ...], ...]
+_NAMES = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps", "waves", "long_weight", "order",
+          "schedule")  # fmt: skip
+
 # Bodies that did well on an H200, the likeliest first. Tall tiles for long sequences are what reaches the tensor cores;
 # of short sequences, wide key tiles keep enough loads in flight. The last ones fit small GPUs.
 # For hybrid batches: block_m, block_n, decode_block_n, warps, waves, the weight of a key in a long tile, grid order,
@@ -31,16 +35,28 @@ _LONG = ((64, 64, 4, 8, "items"), (128, 64, 8, 4, "items"), (128, 64, 4, 4, "hea
 _SHORT = ((128, 4, 4, "heads"), (64, 4, 4, "heads"), (64, 2, 4, "heads"), (32, 2, 8, "items"), (16, 4, 4, "items"))
 # In float32, for batches of any kind: rows, keys, warps. Without tensor cores, what the registers hold decides.
 _FLOAT32 = ((32, 32, 8), (16, 32, 4), (16, 16, 4), (16, 16, 8))
+# Of `persistent`, as above, and last the programs for each multiprocessor: as many as fit there together.
+_PERSISTENT_HYBRID = ((64, 64, 128, 4, 4, 2, "heads", "long_first", 2),
+                      (128, 64, 128, 4, 4, 4, "items", "interleaved", 2))  # fmt: skip
+_PERSISTENT_LONG = ((64, 64, 4, 4, "items", 2), (128, 64, 8, 4, "items", 2))
+_PERSISTENT_SHORT = ((128, 4, 4, "heads", 3), (64, 4, 4, "heads", 4))
+# Of `two_launch`, which for batches of one kind is `fused`: block_m, block_n, decode_block_n, warps of the launch for
+# long and of that for short sequences, waves, grid order.
+_TWO_LAUNCH = ((64, 64, 128, 4, 4, 4, "heads"), (128, 64, 64, 8, 2, 2, "items"))
+# Of `fused`, these many are tried before a pair of each of the other templates.
+_LIKELIEST = 4
 # Of `gluon_hopper`, for batches of both kinds and of one: block_n, stages, waves, the weight of a key in a long tile,
-# grid order, schedule, dispatch. Narrow tiles are for large heads.
+# grid order, schedule, dispatch; and the reduction and the dtype of partial results, where not a kernel and float32.
+# Narrow tiles are for large heads.
 _HOPPER_HYBRID = (
     (128, 3, 4, 1, "items", "long_first", "grid"),
     (128, 3, 2, 2, "heads", "interleaved", "grid"),
     (128, 2, 1, 1, "items", "long_first", "persistent"),
     (128, 3, 4, 1, "items", "long_first", "dynamic"),
-    (128, 2, 2, 1, "items", "long_first", "dynamic"),
+    # A multiprocessor reads or multiplies: units of both kinds run side by side, and whoever is done takes the next.
+    (128, 3, 2, 2, "heads", "interleaved", "dynamic"),
+    (128, 3, 2, 4, "items", "long_first", "dynamic", "kernel", "bfloat16"),
     (64, 6, 4, 1, "items", "long_first", "grid"),
-    (64, 2, 4, 1, "items", "long_first", "grid"),
 )
 _HOPPER_LONG = (
     (128, 2, 1, 1, "items", "long_first", "grid"),
@@ -57,6 +73,9 @@ _HOPPER_SHORT = (
     (128, 2, 2, 1, "heads", "long_first", "persistent"),
     (64, 4, 2, 1, "heads", "long_first", "dynamic"),
     (64, 4, 2, 1, "heads", "long_first", "persistent"),
+    # Where few keys are cut, each tile's few partial results are merged at once.
+    (128, 2, 2, 1, "heads", "long_first", "persistent", "last_program"),
+    (64, 4, 2, 1, "heads", "long_first", "dynamic", "last_program"),
     (64, 2, 1, 1, "heads", "long_first", "grid"),
 )
 
@@ -64,7 +83,9 @@ _HOPPER_SHORT = (
 def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> list[Variant]:
     """Valid variants that are likely to do well, the likeliest first; none where no variant can run."""
     found: dict[Variant, None] = {}
-    for group in (*_hopper(bucket, page_size), *_fused(spec, bucket, page_size)):
+    fused = list(_fused(spec, bucket, page_size))
+    others = (*_persistent(spec, bucket, page_size), *_two_launch(spec, bucket, page_size))
+    for group in (*_hopper(bucket, page_size), *fused[:_LIKELIEST], *others, *fused[_LIKELIEST:]):
         settled = (template_of(variant).settle(variant, bucket) for variant in group)
         valid = next((variant for variant in settled if why_invalid(variant, spec, gpu) is None), None)
         if valid is not None:
@@ -73,34 +94,64 @@ def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gp
 
 
 def _hopper(bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
-    names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch")
+    """Variants of `gluon_hopper`, of each few of which the first that is valid will do."""
+    names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch", "reduction", "partials")
+    rest = {"registers": 240, "partials": "float32", "reduction": "kernel"}
     has_long, has_short = bucket.has_part("long"), bucket.has_part("short")
     for row in _HOPPER_HYBRID if has_long and has_short else _HOPPER_LONG if has_long else _HOPPER_SHORT:
-        values = dict(zip(names, row, strict=True))
-        yield (Variant.of("gluon_hopper", page_size, {**values, "registers": 240, "partials": "float32"}),)
+        variant = Variant.of("gluon_hopper", page_size, {**rest, **dict(zip(names, row, strict=False))})
+        # Tiles of large heads leave room for no more stages, and float16 is finer than bfloat16.
+        yield variant, variant.replace(num_stages=2), variant.replace(partials="float32")
 
 
 def _fused(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
     """Pairs of variants, of which the first that is valid will do."""
-    for values in _values(spec, bucket):
-        rest = {**values, "num_stages": 3, "partials": "float32", "reduction": "kernel"}
-        yield tuple(Variant.of("fused", page_size, {**rest, "kv_load": kv_load}) for kv_load in ("tma", "pointer"))
-
-
-def _values(spec: AttentionSpec, bucket: BatchBucket) -> Iterator[dict[str, Value]]:
-    rows = spec.group_size * max(1, round(bucket.short_rows / max(1, bucket.short_seqs)))
-    short_m = 16 if rows <= 16 else 32
-    names = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps", "waves", "long_weight", "order",
-             "schedule")  # fmt: skip
+    rows = _rows(spec, bucket, (_HYBRID, _LONG, _SHORT))
     if spec.dtype == "float32":
-        rows_of = ((m, n, m, n, warps, 4, 1, "heads", "long_first") for m, n, warps in _FLOAT32)
-    elif bucket.has_part("long") and bucket.has_part("short"):
-        rows_of = ((m, n, short_m, short_n, *rest) for m, n, short_n, *rest in _HYBRID)
-    elif bucket.has_part("long"):
-        rows_of = ((m, n, m, n, warps, waves, 1, order, "long_first") for m, n, warps, waves, order in _LONG)
-    else:
-        rows_of = ((short_m, n, short_m, n, warps, waves, 1, order, "long_first") for n, warps, waves, order in _SHORT)
-    return (dict(zip(names, row, strict=True)) for row in rows_of)
+        rows = ((m, n, m, n, warps, 4, 1, "heads", "long_first") for m, n, warps in _FLOAT32)
+    for row in rows:
+        values = dict(zip(_NAMES, row, strict=True))
+        yield _by_load("fused", page_size, {**values, "partials": "float32", "reduction": "kernel"})
+
+
+def _persistent(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
+    """As `_fused`."""
+    for row in _rows(spec, bucket, (_PERSISTENT_HYBRID, _PERSISTENT_LONG, _PERSISTENT_SHORT)):
+        values = dict(zip((*_NAMES, "programs_per_sm"), row, strict=True))
+        yield _by_load("persistent", page_size, {**values, "partials": "float32", "reduction": "kernel"})
+
+
+def _two_launch(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
+    """As `_fused`; none for batches of one kind."""
+    names = ("block_m", "block_n", "decode_block_n", "num_warps", "decode_num_warps", "waves", "order")
+    for row in _TWO_LAUNCH if bucket.has_part("long") and bucket.has_part("short") else ():
+        values = dict(zip(names, row, strict=True))
+        yield _by_load("two_launch", page_size, {**values, "decode_block_m": _short_m(spec, bucket)})
+
+
+def _by_load(template: str, page_size: int, values: dict[str, Value]) -> tuple[Variant, ...]:
+    """The variants that read through TMA and through pointers."""
+    rest = {**values, "num_stages": 3}
+    return tuple(Variant.of(template, page_size, {**rest, "kv_load": kv_load}) for kv_load in ("tma", "pointer"))
+
+
+def _short_m(spec: AttentionSpec, bucket: BatchBucket) -> int:
+    rows = spec.group_size * max(1, round(bucket.short_rows / max(1, bucket.short_seqs)))
+    return 16 if rows <= 16 else 32
+
+
+def _rows(
+    spec: AttentionSpec, bucket: BatchBucket, tables: tuple[_Table, _Table, _Table]
+) -> Iterator[tuple[Value, ...]]:
+    """The values of `_NAMES`, and what more the rows hold, from the table for hybrid, for long or for short batches."""
+    hybrid, long, short = tables
+    short_m = _short_m(spec, bucket)
+    if bucket.has_part("long") and bucket.has_part("short"):
+        return ((m, n, short_m, short_n, *rest) for m, n, short_n, *rest in hybrid)
+    if bucket.has_part("long"):
+        return ((m, n, m, n, warps, waves, 1, order, "long_first", *more) for m, n, warps, waves, order, *more in long)
+    return ((short_m, n, short_m, n, warps, waves, 1, order, "long_first", *more)
+            for n, warps, waves, order, *more in short)  # fmt: skip
 
 
 def heuristic_variant(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:

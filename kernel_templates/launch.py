@@ -13,9 +13,11 @@ import torch
 from .batch import Batch
 from .errors import BatchError, SpecError, VariantError
 from .gpu import Gpu
+from .lengths import Lengths
 from .spec import AttentionSpec
 from .template import template_of, why_invalid
 from .variant import Variant
+from .workspace import Workspace
 
 LOG2_E = 1.4426950408889634
 
@@ -61,12 +63,17 @@ class Features(NamedTuple):
     stride_lse: int | None
 
 
+PLAIN = Features(None, None, None, None, None, None, None)
+
+
 def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
     """The features of a launch. Raises `SpecError` when a tensor that `spec` needs is missing or not as `Tensors` says.
 
     What it does not need is ignored, except for `lse`.
     """
     fp8 = spec.has_fp8_cache
+    if tensors.lse is None and not (fp8 or spec.has_sinks or spec.has_alibi or spec.has_tree_mask):
+        return PLAIN
     needed = {"sinks": spec.has_sinks, "alibi_slopes": spec.has_alibi, "k_scale": fp8, "v_scale": fp8,
               "tree_mask": spec.has_tree_mask}  # fmt: skip
     found = {name: getattr(tensors, name) if is_needed else None for name, is_needed in needed.items()}
@@ -86,10 +93,17 @@ class Launcher(abc.ABC):
     """One variant of one layer on one GPU, ready to be planned and run.
 
     `plan` is called once per engine step, `run` once per layer; what `plan` allocates is kept and reused while it is
-    large enough. A captured graph reads the same addresses with the same grid for ever: call `reserve` with the largest
-    batch that it is to serve, then `plan` and capture `run`; after each later `plan` the graph can be replayed.
-    `padded`, false at first, makes room, and launches programs, for more than the planned batch, as such a graph would
-    have; it promises nothing. Raises `VariantError` when the variant is not valid here.
+    large enough. All calls of one launcher write the same work list and the same partial results: they must be on one
+    stream, or ordered by events as if they were; two streams need two launchers. A captured graph reads the same
+    addresses with the same grid for ever: call `reserve` with the largest batch that it is to serve, then `plan` and
+    capture `run`; after each later `plan` the graph can be replayed.
+
+    May be set before the first plan: `padded`, to make room, and launch programs, for more than the planned batch, as
+    such a graph would have; it promises nothing. `exact_grid`, to launch no more programs than planned, whatever is
+    reserved: for launches that are not captured. `fixed_split`, to cut keys into segments of at most so many, multiples
+    of 128, for tiles of short and of long sequences (of at most `longest_kv` keys where room is reserved): then what a
+    row gives depends on no other sequence. Without it, keys are cut so that the batch is balanced. `workspace`, to
+    share that of other launchers on the stream. Raises `VariantError` when the variant is not valid here.
     """
 
     def __init__(self, variant: Variant, spec: AttentionSpec, gpu: Gpu) -> None:
@@ -100,13 +114,20 @@ class Launcher(abc.ABC):
         self.spec = spec
         self.gpu = gpu
         self.padded = False
+        self.exact_grid = False
+        self.fixed_split: tuple[int, int] | None = None
+        self.longest_kv = 0
+        self.workspace = Workspace()
         self.reserved: tuple[int, int] | None = None
         self.compile_only = False
         self.compiled: list[Any] = []
 
     @abc.abstractmethod
-    def plan(self, batch: Batch, device: torch.device | str) -> None:
-        """Make the work lists of `batch` and write them to `device`; nothing is synchronised."""
+    def plan(self, batch: Batch | Lengths, device: torch.device | str) -> None:
+        """Make the work lists of `batch` and copy them to `device` on its current stream; nothing is synchronised.
+
+        An engine that holds lengths as arrays gives `Lengths.of` them. Raises `BatchError` where 32 bits are too few.
+        """
 
     def reserve(self, num_seqs: int, num_tokens: int, device: torch.device | str) -> None:
         """Make room on `device` for every batch of at most `num_seqs` sequences and `num_tokens` query tokens.

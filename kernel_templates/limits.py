@@ -13,8 +13,8 @@ from .variant import Variant
 # Modules that affect every template which launches the kernel over a work list.
 SHARED_SOURCES = tuple(
     f"{__package__}.{name}"
-    for name in ("arithmetic", "attention", "batch", "combine", "launch", "limits", "plan", "room", "spec", "upload",
-                 "work_list_launch")
+    for name in ("arithmetic", "attention", "batch", "combine", "launch", "lengths", "limits", "plan", "room", "spec",
+                 "tiles", "upload", "work_list_launch", "workspace")
 )
 
 # A thread has at most 255 registers of 4 bytes on every GPU that Triton compiles for.

@@ -3,6 +3,7 @@
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from .attention import unit
 
@@ -16,13 +17,16 @@ def persistent_attention_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr, SHORT_M: tl.constexpr,
     SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    HEADS_FIRST: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr, HEADS: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr,
 ):  # fmt: skip
     """Compute the `counts[0]` items of the work list for each of HEADS KV heads, whatever the grid.
 
     Program p takes units p, p + programs, ... of the (item, KV head) pairs, counted along the items of one head after
     another, or along the heads of one item after another with HEADS_FIRST.
     """
+    if PDL:
+        gdc_launch_dependents()
     num_items = tl.load(counts)
     for index in tl.range(tl.program_id(0), num_items * HEADS, tl.num_programs(0)):
         if HEADS_FIRST:

@@ -55,7 +55,9 @@ class Template:
     """One structure of the kernel. `launcher` names its `Launcher` class as `module:class`, imported only to run it.
 
     `sources` are the modules whose text affects a variant's result or time, beside the one of `launcher`. Without
-    `writes_lse` it cannot be asked for the log-sum-exp.
+    `writes_lse` it cannot be asked for the log-sum-exp; without `is_portable` it runs on one architecture only.
+    `traits` are what all its variants share and therefore do not say, by which they compare with those of others:
+    values of dimensions that others have, `partials_per_item`, and `launches` for batches of both parts.
     """
 
     name: str
@@ -64,6 +66,8 @@ class Template:
     constraints: tuple[Constraint, ...] = ()
     sources: tuple[str, ...] = ()
     writes_lse: bool = True
+    is_portable: bool = True
+    traits: tuple[tuple[str, Value], ...] = ()
 
     def grid(self, bucket: BatchBucket, gpu: Gpu) -> dict[str, tuple[Value, ...]]:
         """The choices by dimension that can differ for batches in `bucket` on `gpu`, the others cut to one.

@@ -43,4 +43,5 @@ TWO_LAUNCH = Template(
         *fits(short_body, "decode_num_warps"),
     ),
     sources=(__name__, f"{__package__}.fused", *SHARED_SOURCES),
+    traits=(("launches", 2),),
 )

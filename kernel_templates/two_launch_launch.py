@@ -9,7 +9,9 @@ import torch
 
 from .batch import Batch
 from .launch import Tensors
-from .plan import WorkList, balanced_by_part, equal_segments, work_list
+from .lengths import IntArray, Lengths
+from .plan import balanced_by_part, equal_segments
+from .tiles import Tiles
 from .work_list_launch import KernelConstants, WorkListLauncher
 
 
@@ -28,20 +30,18 @@ class TwoLaunchLauncher(WorkListLauncher):
         """As many items for each launch as fill the GPU."""
         return 2 * super().num_balanced
 
-    def work_list(self, batch: Batch) -> WorkList:
-        """Key ranges for `waves` programs a multiprocessor in each launch, those of long sequences first."""
-        tiles = self.tiles(batch)
-        segments = balanced_by_part(tiles, self.num_balanced / 2) if self.num_balanced else equal_segments(tiles, 1)
-        return work_list(tiles, segments, self.combine_rows)
+    def segments(self, tiles: Tiles) -> IntArray:
+        """Key ranges for `waves` programs a multiprocessor in each launch."""
+        return balanced_by_part(tiles, self.num_balanced / 2) if self.num_balanced else equal_segments(tiles, 1)
 
-    def plan(self, batch: Batch, device: torch.device | str) -> None:
+    def plan(self, batch: Batch | Lengths, device: torch.device | str) -> None:
         """See `WorkListLauncher.plan`."""
         super().plan(batch, device)
         # Grids that are padded do not shrink.
         long, short = self._num_planned
-        if self.reserved is not None:
+        if self.reserved is not None and self.has_fixed_grid:
             self._grids = (self._num_items, self._num_items)
-        elif self.padded:
+        elif self.has_fixed_grid:
             self._grids = (max(self._grids[0], self.capacity(long)), max(self._grids[1], self.capacity(short)))
         else:
             self._grids = (long, short)

@@ -3,8 +3,9 @@
 # pyright: basic
 from __future__ import annotations
 
-from .batch import Batch
-from .plan import WorkList, equal_segments, work_list
+from .lengths import IntArray
+from .plan import equal_segments
+from .tiles import Tiles
 from .unified import bodies
 from .work_list_launch import KernelConstants, WorkListLauncher
 
@@ -17,7 +18,6 @@ class UnifiedLauncher(WorkListLauncher):
         (body,) = bodies(self.variant)
         return KernelConstants(body, body, self.variant.number("num_warps"), self.variant.number("num_stages"))
 
-    def work_list(self, batch: Batch) -> WorkList:
+    def segments(self, tiles: Tiles) -> IntArray:
         """Every tile's keys in `num_segments` equal ranges."""
-        tiles = self.tiles(batch)
-        return work_list(tiles, equal_segments(tiles, self.variant.number("num_segments")), self.combine_rows)
+        return equal_segments(tiles, self.variant.number("num_segments"))

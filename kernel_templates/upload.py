@@ -19,28 +19,25 @@ class Upload:
         self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
         self._is_host = self.buffer.device.type == "cpu"
         self._hosts = [self.buffer] if self._is_host else [
-            torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(HOST_BUFFERS)
+            torch.zeros(size, dtype=torch.int32, device="cpu", pin_memory=True) for _ in range(HOST_BUFFERS)
         ]
         self._arrays = [host.numpy() for host in self._hosts]
-        self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
+        self._copied = [] if self._is_host else [torch.cuda.Event() for _ in self._hosts]
         self._turn = 0
 
     def array(self) -> NDArray[np.int32]:
         """The host's array to fill before `send`; what it holds is what was there some steps ago."""
-        copied = self._copied[self._turn]
-        # A pinned buffer must not change while an earlier copy may still read it. After some other steps that copy has
-        # nearly always been made.
-        if copied is not None and not copied.query():
-            copied.synchronize()
+        if not self._is_host:
+            # A pinned buffer must not change while an earlier copy may still read it. After some other steps that copy
+            # has nearly always been made.
+            self._copied[self._turn].synchronize()
         return self._arrays[self._turn]
 
     def send(self, count: int) -> None:
-        """Start copying the first `count` elements of the array to the device, on the current stream."""
+        """Start copying the first `count` elements of the array to the device, on that device's current stream."""
         if self._is_host:
             return
-        with torch.cuda.device(self.buffer.device):
-            self.buffer[:count].copy_(self._hosts[self._turn][:count], non_blocking=True)
-            copied = self._copied[self._turn] or torch.cuda.Event()
-            copied.record()
-        self._copied[self._turn] = copied
+        self.buffer[:count].copy_(self._hosts[self._turn][:count], non_blocking=True)
+        # The stream that the copy is on, whichever device is the current one.
+        self._copied[self._turn].record(torch.cuda.current_stream(self.buffer.device))
         self._turn = (self._turn + 1) % len(self._hosts)

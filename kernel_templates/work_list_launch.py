@@ -17,19 +17,22 @@ from .combine import combine_kernel
 from .errors import BatchError
 from .gpu import Gpu
 from .launch import LOG2_E, Launcher, Tensors, features_of
+from .lengths import IntArray, Lengths
 from .limits import Body
-from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, Tiles, WorkList, cut_tiles
+from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, WorkList, fixed_segments, work_list
 from .room import Limit, Room
 from .spec import AttentionSpec
+from .tiles import Tiles, cut_tiles
 from .upload import Upload
 from .variant import Variant
 
 INTERPRETED = bool(knobs.runtime.interpret)
-# Rows that one program of the reduction merges: few, so that there are many programs, but for the interpreter, where
-# each program costs milliseconds.
+# Rows of an entry of the reduction: few, so that there are many programs, but for the interpreter, where each program
+# costs milliseconds.
 COMBINE_ROWS = 16 if INTERPRETED else 4
-COMBINE_PARTIALS = 8
 COMBINE_WARPS = 4
+# So many programs of the reduction run at once on a multiprocessor.
+COMBINE_PROGRAMS = 8
 # CUDA's limit of a grid's second dimension.
 MOST_ROWS_OF_A_GRID = 65_535
 # What stands first in the uploaded buffer: the numbers of items, of entries and of items of long sequences. One more
@@ -79,7 +82,7 @@ class WorkListLauncher(Launcher):
     _merges: torch.Tensor
     _entries: torch.Tensor
     _counts: torch.Tensor
-    _partial: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    _partial: tuple[torch.Tensor, ...]
     _counters: torch.Tensor
     _num_items = 0
     _num_entries = 0
@@ -95,10 +98,17 @@ class WorkListLauncher(Launcher):
         """The constants of the kernel for this variant."""
 
     @abc.abstractmethod
-    def work_list(self, batch: Batch) -> WorkList:
-        """The work list of `batch`."""
+    def segments(self, tiles: Tiles) -> IntArray:
+        """Into how many segments to cut each tile's keys."""
 
-    def tiles(self, batch: Batch) -> Tiles:
+    def work_list(self, batch: Batch | Lengths) -> WorkList:
+        """The work list of `batch`."""
+        tiles = self.tiles(batch)
+        segments = fixed_segments(tiles, *self.fixed_split) if self.fixed_split else self.segments(tiles)
+        schedule = str(self.variant.as_dict().get("schedule", "long_first"))
+        return work_list(tiles, segments, self.combine_rows, schedule, self.short_partials)
+
+    def tiles(self, batch: Batch | Lengths) -> Tiles:
         """The tiles of `batch`, in the shapes of the two bodies."""
         c, spec = self.constants, self.spec
         return cut_tiles(batch, spec.group_size, c.long, c.short, spec.sliding_window, spec.has_tree_mask)
@@ -114,8 +124,15 @@ class WorkListLauncher(Launcher):
         """Rows that one program of the reduction merges; 0 where the last program of a tile does it."""
         return 0 if self.constants.last_merges else COMBINE_ROWS
 
+    @property
+    def overlaps_reduction(self) -> bool:
+        """Whether the reduction is launched while the attention kernel runs: programmatic dependent launch (PDL)."""
+        return self.gpu.capability >= (9, 0) and not self.constants.last_merges
+
     def room(self, limit: Limit) -> Room:
         """The room for every batch within `limit`: balanced by `waves`, else in `num_segments` segments."""
+        if self.fixed_split is not None:
+            return limit.fixed(*(max(1, -(-self.longest_kv // keys)) for keys in self.fixed_split))
         if self.num_balanced:
             return limit.balanced(self.num_balanced)
         return limit.equal(int(self.variant.as_dict().get("num_segments", 1)))
@@ -128,7 +145,7 @@ class WorkListLauncher(Launcher):
         self._make_room(self.room(limit), device)
         super().reserve(num_seqs, num_tokens, device)
 
-    def plan(self, batch: Batch, device: torch.device | str) -> None:
+    def plan(self, batch: Batch | Lengths, device: torch.device | str) -> None:
         """Write the work list of `batch` to `device` and make room for its partial results.
 
         Planning anew for a batch that the room is enough for changes no address and, when `padded`, no grid.
@@ -145,8 +162,13 @@ class WorkListLauncher(Launcher):
             self._make_room(Room(*room), device)
         self._write(work)
         self._num_planned = (work.num_long, needed.items - work.num_long)
-        grid = self._room if self.padded or self.reserved is not None else needed
+        grid = self._room if self.has_fixed_grid else needed
         self._num_items, self._num_entries = grid.items, grid.entries
+
+    @property
+    def has_fixed_grid(self) -> bool:
+        """Whether the grid is as large as the room, whatever is planned."""
+        return (self.padded or self.reserved is not None) and not self.exact_grid
 
     def _write(self, work: WorkList) -> None:
         """Send `work` to the device in one copy."""
@@ -176,11 +198,9 @@ class WorkListLauncher(Launcher):
         self._items, self._merges = items.view(-1, ITEM_FIELDS), merges.view(-1, MERGE_FIELDS)
         self._entries = entries.view(-1, ENTRY_FIELDS)
         rows = (self.spec.num_kv_heads, max(1, room.partial_rows))
-        self._partial = (
-            torch.empty(*rows, self.spec.value_dim, dtype=self.constants.partials, device=device),
-            torch.empty(rows, dtype=torch.float32, device=device),
-            torch.empty(rows, dtype=torch.float32, device=device),
-        )
+        of_rows = (rows, torch.float32)
+        outputs = ((*rows, self.spec.value_dim), self.constants.partials)
+        self._partial = self.workspace.take((outputs, of_rows, of_rows), self._device)
         # Each launch leaves zeros behind.
         self._counters = torch.zeros(rows if self.constants.last_merges else 1, dtype=torch.int32, device=device)
 
@@ -240,16 +260,34 @@ class WorkListLauncher(Launcher):
             "WINDOW": min(spec.sliding_window or 0, MAX_TOKENS), "SOFT_CAP": spec.logits_soft_cap,
             "LONG_M": c.long.block_m, "LONG_N": c.long.block_n, "SHORT_M": c.short.block_m, "SHORT_N": c.short.block_n,
             "STAGES": c.num_stages, "TMA": c.tma, "LAST_MERGES": c.last_merges, "WIDEN": self._widen,
-            "num_warps": c.num_warps, "num_stages": c.num_stages,
+            "PDL": self.overlaps_reduction, "num_warps": c.num_warps, "num_stages": c.num_stages,
         }  # fmt: skip
 
     def _start_combine(self, t: Tensors) -> None:
         spec = self.spec
         arguments = (self._entries, self._counts, t.out, *self._partial, self._partial[1].stride(0),
                      features_of(t, spec), *t.out.stride()[:2])
-        constants = {"GROUP": spec.group_size, "VALUE_DIM": spec.value_dim, "ROWS": COMBINE_ROWS,
-                     "PARTIALS": COMBINE_PARTIALS, "WIDEN": self._widen, "num_warps": COMBINE_WARPS}  # fmt: skip
-        self.start(combine_kernel, (self._num_entries, spec.num_kv_heads), arguments, constants)
+        rows = self._rows_of_program()
+        # Of fewer rows more partial results, so that as many loads are on their way together.
+        partials = max(8, 32 // rows)
+        constants = {"GROUP": spec.group_size, "VALUE_DIM": spec.value_dim, "ROWS": rows, "PARTIALS": partials,
+                     "WIDEN": self._widen, "PDL": self.overlaps_reduction, "num_warps": COMBINE_WARPS}  # fmt: skip
+        if self.overlaps_reduction:
+            constants["launch_pdl"] = True
+        self.start(combine_kernel, (self._num_entries, spec.num_kv_heads, COMBINE_ROWS // rows), arguments, constants)
+
+    def _rows_of_program(self) -> int:
+        """How many rows one program of the reduction merges: one of an entry's where so many programs run at once.
+
+        Then each is over sooner: it has more partial results of its row on their way together. The count of entries
+        that decides is the next power of two, so that a padded grid makes no difference. With a fixed split always as
+        many, because they decide in which order partial results are summed.
+        """
+        if self.fixed_split is not None:
+            return COMBINE_ROWS
+        entries = 1 << max(0, self._num_entries - 1).bit_length()
+        programs = entries * self.spec.num_kv_heads * COMBINE_ROWS
+        return 1 if programs <= COMBINE_PROGRAMS * self.gpu.num_sms and not INTERPRETED else COMBINE_ROWS
 
     def _descriptors(self, tensors: Tensors, constants: KernelConstants) -> tuple[Any, ...]:
         """TMA descriptors of K and V for the long and the short body, or four times None."""

@@ -15,12 +15,13 @@ import pytest
 import attention_tuner
 
 ROOT = Path(attention_tuner.__file__).parent
-FOLDERS = ("kernel_templates", "search_spaces", "db", "tuner")
+FOLDERS = ("kernel_templates", "search_spaces", "db", "runtime", "tuner")
 
 ALLOWED = {
     "kernel_templates": {"kernel_templates"},
     "search_spaces": {"search_spaces", "kernel_templates"},
     "db": {"db", "kernel_templates"},
+    "runtime": {"runtime", "db", "kernel_templates"},
     "tuner": {"tuner", "db", "search_spaces", "kernel_templates"},
 }
 
@@ -62,7 +63,7 @@ def _walk(node: ast.AST, immediate: bool) -> Iterator[tuple[ast.AST, bool]]:
 
 @functools.cache
 def sources() -> dict[str, Path]:
-    """The file of every module of the four folders by the module's name, such as `db.store`."""
+    """The file of every module of the folders by the module's name, such as `db.store`."""
     found: dict[str, Path] = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -73,7 +74,7 @@ def sources() -> dict[str, Path]:
 
 @functools.cache
 def modules() -> dict[str, Imports]:
-    """The imports of every module of the four folders."""
+    """The imports of every module of the folders."""
     return {name: imports_of(path) for name, path in sources().items()}
 
 

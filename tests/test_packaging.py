@@ -1,4 +1,4 @@
-"""What ships: every package and data file of the four folders, and nothing else of the root."""
+"""What ships: every package and data file of the folders, and nothing else of the root."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("kernel_templates", "search_spaces", "db", "tuner")
+FOLDERS = ("kernel_templates", "search_spaces", "db", "runtime", "tuner")
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
 
 

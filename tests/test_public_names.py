@@ -21,6 +21,7 @@ PUBLIC = [
     "ConfigTable",
     "Executor",
     "Gpu",
+    "HybridAttention",
     "Settings",
     "Shape",
     "Store",
@@ -33,6 +34,7 @@ PUBLIC = [
     "make_launcher",
     "merge",
     "tune",
+    "unified_attention",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     commands_store.export,
     commands_store.import_,
     commands_record.record,
+    commands_record.recording,
     commands_machine.doctor,
 )
 for command in _COMMANDS:
@@ -47,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     What the user did wrong is one sentence on stderr and status 2; nothing valid found is 1; Ctrl-C is 130.
     """
+    # What a lookup tells an engine's log, the commands say themselves.
+    logging.getLogger("attention_tuner").addHandler(logging.NullHandler())
     with _warnings_in_one_line():
         try:
             status = get_command(app).main(

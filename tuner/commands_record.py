@@ -1,4 +1,4 @@
-"""The command that records a ground truth: record."""
+"""The commands about ground truths: record makes one, recording shows and converts one."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def record(
     from . import report
     from .builds import Builds
     from .commands_tune import executor_on
-    from .ground_truth import grid_tasks, outcomes, recording_of
+    from .ground_truth import grid_tasks, recording_of
     from .recorder import Recorder
-    from .recording_report import print_recording
+    from .recording_report import print_recording, recording_document
     from .run import Listener, Run, Settings
     from .tune import refuse_large
 
@@ -72,12 +72,40 @@ def record(
         name = store.name
     made.save(path)
     if json:
-        report.print_json({
-            "grid": declared.name, "file": str(path), "database": name, "gpu": on.name, "missing": missing,
-            "tasks": [{"spec": task.spec.key(), "batch": str(task.batch), "page_size": task.page_size,
-                       "outcomes": dict(counts)} for task, counts in outcomes(made)],
-        })  # fmt: skip
+        report.print_json({"file": file, "database": name, "missing": missing, **recording_document(made)})
         return
     print_recording(made)
     rest = f"; {missing} trials are missing, and the same command goes on with them" if missing else ""
     report.say(f"written to {file}{rest}")
+
+
+def recording(
+    file: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A shipped recording, or the path of one.")],
+    t4: Annotated[str | None, typer.Option(
+        "--t4", metavar="FOLDER", help="Write it there for other tools too: for each layer, batch and page size a file "
+                                       "in Kernel Tuner's T4 form.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Show what a recording holds: the outcomes, the optima, and how many variants are within 2 % of them.
+
+    \b
+    Example:
+      attention-tuner recording h200.json.gz --t4 h200_t4
+    """
+    from . import report
+    from .recording import Recording
+    from .recording_report import print_details, print_recording, recording_document
+
+    read = Recording.load(file)
+    written: list[str] = []
+    if t4 is not None:
+        from .t4 import write_t4
+
+        written = [str(path) for path in write_t4(read, Path(t4).expanduser())]
+    if json:
+        report.print_json({**recording_document(read), "t4_files": written})
+        return
+    print_recording(read)
+    print_details(read)
+    if t4 is not None:
+        report.say(f"{len(written)} files written to {t4}")

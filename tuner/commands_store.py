@@ -65,6 +65,15 @@ def lookup(
     suite: options.Suite = None,
     page_size: options.OnePageSize = None,
     gpu: options.GpuName = None,
+    configs: Annotated[list[str] | None, typer.Option(
+        "--configs", metavar="PATH", help="An export to answer from too, behind the database and before what ships. "
+                                          "Can be repeated.")] = None,
+    like: Annotated[list[str] | None, typer.Option(
+        "--like", metavar="NAME", help="Another GPU of the same architecture whose configs may answer where this one "
+                                       "has none. Can be repeated.")] = None,
+    worst: Annotated[str, typer.Option(
+        "--worst", metavar="exact|bucket|neighbour|heuristic",
+        help="Fail where only a worse source could answer.")] = "heuristic",
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
@@ -81,6 +90,7 @@ def lookup(
     from ..db import Store, load_table
     from . import documents, report
 
+    chain = request.chain(worst, like or ())
     specs = request.layers(model, tp, dtype, spec, kv_dtype)
     asked = request.batches(batch or (), suite)
     if not asked:
@@ -89,7 +99,7 @@ def lookup(
     if db is not None:
         # A table without the database is no error in an engine, but a name given here is meant to be there.
         Store.open(db, create=False).close()
-    table = load_table(db)
+    table = load_table(db, files=configs or (), chain=chain)
     on = request.machine(gpu, [config.gpu for config in table.configs])
     answers = [(layer, each, table.lookup(layer, each, page, on)) for layer in specs for each in asked]
     if json:
@@ -103,34 +113,42 @@ def lookup(
 
 
 def export(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The JSON file to write.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file, or for --format folder the folder, to write.")],
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
+    form: Annotated[str, typer.Option(
+        "--format", metavar="json|folder|table",
+        help="json: with every sample; folder: a JSON file for each layer, page size and GPU, as vLLM has them; table: "
+             "a row of text for each config, for other languages.")] = "json",
     merge: Annotated[bool, typer.Option(
-        "--merge", help="Keep what FILE holds where the database has nothing better, and leave out what cannot run "
-                        "any more.")] = False,
+        "--merge", help="Keep what FILE holds where the database has nothing better, say why, and leave out what "
+                        "cannot run any more.")] = False,
     provisional: Annotated[bool, typer.Option(
         "--provisional", help="Also configs that have not passed the full check.")] = False,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
-    """Write the best configs that have passed the full check to a JSON file.
+    """Write the best configs that have passed the full check to a file, or a folder of files.
 
-    FILE is replaced, unless --merge is given.
+    FILE is replaced, unless --merge is given; in a folder, files of other layers, page sizes and GPUs stay.
 
     \b
     Example:
       attention-tuner export llama-3-8b.json
     """
-    from ..db import Store, default_path, export_json, import_json, merged
-    from . import report
+    from ..db import Exported, Store, default_path, read_configs, write_configs
+    from ..db.files import require_format
+    from ..db.merge import Merge, merge_configs
+    from . import documents, report
 
-    before = import_json(file) if merge and Path(file).expanduser().exists() else []
+    require_format(form)
+    before = read_configs(file) if merge and Path(file).expanduser().exists() else Exported([])
     with Store.open(default_path() if db is None else db, create=False) as store:
         found = [
             config for config in store.best_configs()
             if gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower())
         ]
-        before = store.checked(before)
+        held = store.checked(before.configs)
+        losses = store.losses()
         name = store.name
     if not found:
         of = "" if gpu is None else f" of GPU {gpu!r}"
@@ -140,18 +158,20 @@ def export(
     if not configs:
         raise InputError(f"none of the {left_out} best configs of database {name!r} has passed the full check, so "
                          f"{file!r} was not written; run check --full --best, or add them with --provisional")
-    written = merged(configs, before) if merge else configs
+    result = merge_configs(configs, held) if merge else Merge(configs, [])
+    written = result.configs
     if not written:
         raise InputError(f"no config of database {name!r} and of {file!r} can run any more, so {file!r} was not "
                          "written; tune first")
-    export_json(written, file)
+    write_configs(Exported(written, losses or before.losses), file, form)
     kept = len(set(written) - set(configs))
     quick = sum(not config.full_check for config in written)
     if json:
         report.print_json({"file": file, "configs": len(written), "kept": kept, "provisional": quick,
-                           "left_out": left_out})
+                           "left_out": left_out, **documents.choices_document(result.choices)})
         return
     report.say(f"{len(written)} configs written to {file}" + (f", {kept} of which it held before" if kept else ""))
+    report.note_choices(result.choices)
     if left_out:
         report.note(f"{left_out} provisional configs, which have passed the quick check only, were left out; run check "
                     "--full --best, or add them with --provisional")
@@ -160,26 +180,41 @@ def export(
 
 
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A JSON file that export wrote.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What export wrote, or another database.")],
+    merge: Annotated[bool, typer.Option(
+        "--merge", help="Keep what the database holds where FILE has nothing better, and say why.")] = False,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
-    """Store the best configs of a JSON file.
+    """Store the best configs of a file or folder that export wrote, in any of its formats, or of another database.
 
-    Each takes the place of one for the same layer, batch, page size, GPU and regime.
+    Each takes the place of one for the same layer, batch, page size, GPU and regime, with --merge only of a worse one.
 
     \b
     Example:
       attention-tuner import llama-3-8b.json
     """
-    from ..db import Store, default_path, import_json
-    from . import report
+    from ..db import Exported, Store, default_path, read_configs
+    from ..db.files import is_database
+    from ..db.merge import Merge, merge_configs
+    from . import documents, report
 
-    configs = import_json(file)
+    if is_database(file):
+        with Store.open(file, create=False) as other:
+            found = Exported(other.best_configs(), other.losses())
+    else:
+        found = read_configs(file)
     with Store.open(default_path() if db is None else db) as store:
+        held = store.best_configs() if merge else []
+        result = merge_configs(held, found.configs) if merge else Merge(found.configs, [])
+        configs = [config for config in result.configs if config not in held]
         store.put_best(*configs)
+        known = {loss.gpu_name for loss in store.losses()}
+        for gpu_name in {loss.gpu_name for loss in found.losses} - known:
+            store.put_losses(gpu_name, [loss for loss in found.losses if loss.gpu_name == gpu_name])
         name = store.name
     if json:
-        report.print_json({"database": name, "configs": len(configs)})
-    else:
-        report.say(f"{len(configs)} configs of {file} stored in {name}")
+        report.print_json({"database": name, "configs": len(configs), **documents.choices_document(result.choices)})
+        return
+    report.say(f"{len(configs)} configs of {file} stored in {name}")
+    report.note_choices(result.choices)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..kernel_templates.errors import JobError, NothingValidError
+from ..kernel_templates.errors import InputError, JobError, NothingValidError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.spec import AttentionSpec
 from ..search_spaces.models import kind_of
@@ -45,6 +45,9 @@ def tune(
     batch: options.Batches = None,
     suite: options.Suite = None,
     page_size: options.PageSizes = None,
+    from_misses: Annotated[str | None, typer.Option(
+        "--from-misses", metavar="FILE", help="The shapes that lookups on this GPU found nothing tuned for, in the "
+                                              "place of a model, batches and page sizes.")] = None,
     gpu: options.GpuName = None,
     trials: Annotated[int | None, typer.Option(
         parser=options.whole_number, metavar="NUMBER", help="Variants to try for each layer, batch and page size.",
@@ -60,6 +63,9 @@ def tune(
     db: options.Database = None,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Only say what would be tried, and how long it would take.")] = False,
+    replay: Annotated[str | None, typer.Option(
+        metavar="NAME|FILE", help="Search a recording, shipped or made by record, and not a GPU: all that it holds of "
+                                  "the layers, batches and page sizes named. Nothing is stored.")] = None,
     json: options.Json = False,
 ) -> None:
     """Search for the fastest variants, and store the best.
@@ -75,12 +81,31 @@ def tune(
     from .run import Settings
 
     begun = time.monotonic()
-    specs = request.layers(model, tp, dtype, spec, kv_dtype)
-    pages = request.page_sizes(page_size or ())
-    named = request.batches(batch or (), suite)
     check_sampler(sampler)
-    on = request.machine(gpu) if dry_run else request.runnable(gpu)
-    tasks = request.tasks(specs, named or request.default_batches(on), pages)
+    if replay is not None:
+        from .commands_replay import Wanted, replay_recording
+
+        request.refuse_beside(
+            "--replay", from_misses=from_misses, gpu=gpu, db=db, warm=warm, eager=eager, dry_run=dry_run)
+        has_layer = model or spec or tp != 1 or dtype or kv_dtype
+        layers = request.layers(model, tp, dtype, spec, kv_dtype) if has_layer else ()
+        wanted = Wanted(layers, batch or (), suite, page_size or ())
+        asked = Settings(trials or TRIALS, seconds, seed, sampler)
+        replay_recording(replay, wanted, asked, json)
+        return
+    if from_misses is None:
+        specs = request.layers(model, tp, dtype, spec, kv_dtype)
+        pages = request.page_sizes(page_size or ())
+        named = request.batches(batch or (), suite)
+        on = request.machine(gpu) if dry_run else request.runnable(gpu)
+        tasks = request.tasks(specs, named or request.default_batches(on), pages)
+    else:
+        if model or tp != 1 or dtype or kv_dtype or spec or batch or suite or page_size:
+            raise InputError("--from-misses says itself which layers, batches and page sizes to tune; give it without "
+                             "options that name others")
+        specs = ()
+        on = request.machine(gpu) if dry_run else request.runnable(gpu)
+        tasks = request.missed_tasks(from_misses, on)
     settings = Settings(
         trials=trials or (TRIALS_WITHOUT_GPU if on.is_interpreter else TRIALS),
         seconds=seconds or (SECONDS_WITHOUT_GPU if on.is_interpreter else None),
@@ -135,6 +160,7 @@ class Request:
 def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -> None:
     from ..db import Store, default_path
     from ..db.engine import shown_name
+    from ..db.losses import measure_losses
     from . import documents, report
     from .tune import refuse_large, refuse_long
     from .tune import tune as search
@@ -154,6 +180,8 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
                 results = search(tasks, gpu, store, settings, executor, listener)
             if all(result.best is None for result in results):
                 raise NothingValidError(_why_nothing(gpu, settings, results))
+            if not gpu.is_interpreter:
+                measure_losses(store, gpu.name)
             deadline = asked.begun + (settings.seconds or math.inf)
             rates = None if executor.racer is None else _rates(executor.racer, deadline)
     if asked.as_json:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..db.answer import Answer
 from ..db.export import config_to_json
-from ..db.table import Answer
+from ..db.merge import Choice
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.outcome import BestConfig, Failed, FullCheck, Outcome, Skipped, Timed, Timing, Wrong
 from ..kernel_templates.spec import AttentionSpec
@@ -41,8 +43,26 @@ def answer_document(spec: AttentionSpec, batch: Batch, answer: Answer) -> Docume
         "stale": answer.stale,
         "distance": answer.distance,
         "origin": answer.origin,
+        "loss": answer.loss,
+        "lender": answer.lender,
         "config": answer.config and config_document(answer.config),
     }
+
+
+def choices_document(choices: Sequence[Choice]) -> Document:
+    """What a merge did not keep, under "dropped", each with what was kept in its place and why."""
+    return {"dropped": [
+        {
+            "spec": choice.dropped.shape.spec.key(),
+            "batch": choice.dropped.batch,
+            "page_size": choice.dropped.variant.page_size,
+            "gpu": choice.dropped.gpu.name,
+            "variant": choice.dropped.variant.key(),
+            "kept": choice.kept and choice.kept.variant.key(),
+            "reason": choice.reason,
+        }
+        for choice in choices
+    ]}
 
 
 def outcome_document(outcome: Outcome) -> Document:

@@ -82,6 +82,12 @@ def cases_of(spec: AttentionSpec, variant: Variant, seed: int = 0) -> tuple[Case
     return tuple(replace(case, skip=skip) if case.lse and skip else case for case in cases)
 
 
+def compiled_cases(spec: AttentionSpec, variant: Variant) -> tuple[Case, ...]:
+    """Of the cases, one for each code that they launch."""
+    run = (case for case in cases_of(spec, variant) if not case.skip and case.batch == Batch(_MIXED))
+    return tuple({case.lse: case for case in run}.values())
+
+
 def fresh_cases(seed: int = 0) -> tuple[Case, ...]:
     """The cases of which each is run in a process of its own."""
     return tuple(

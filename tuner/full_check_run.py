@@ -138,10 +138,11 @@ def sanitize(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> CaseResult:
         return CaseResult(case.name, "not run", reason=f"it took more than {SANITIZER_LIMIT_S:.0f} s")
     if not done.returncode:
         return CaseResult(case.name, "passed")
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
     if done.returncode != FOUND:
         # It may not be allowed to attach, or have no memory: that says nothing of the variant.
-        return CaseResult(case.name, "not run", reason=f"it ended with status {done.returncode}")
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
+        last = f": {lines[-1]}"[:REASON_LENGTH] if lines else ""
+        return CaseResult(case.name, "not run", reason=f"it ended with status {done.returncode}{last}")
     errors = (line.strip("= ") for line in lines if "error" in line.lower() or "invalid" in line.lower())
     return CaseResult(case.name, "failed", reason=next(errors, f"status {done.returncode}")[:REASON_LENGTH])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ..db.records import EnvironmentOf, utc_now
@@ -13,8 +14,9 @@ from ..kernel_templates.outcome import CaseResult, FullCheck
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import why_invalid
 from ..kernel_templates.variant import Variant
-from .full_check import NEEDS_GPU, Case, cases_of, fresh_cases, refuse_slow, sanitizer_case
-from .jobs import FullCheckJob, SanitizeJob
+from .compile import CompilePool
+from .full_check import NEEDS_GPU, Case, cases_of, compiled_cases, fresh_cases, refuse_slow, sanitizer_case
+from .jobs import CompileJob, FullCheckJob, SanitizeJob
 from .worker import Worker
 
 # A variant that hangs in one case is given up after this time.
@@ -68,10 +70,28 @@ def run_full_checks(
         refuse_slow(subject.spec, subject.variant, gpu)
         groups.setdefault((subject.spec, subject.variant.page_size), []).append(subject)
     sampled: set[str] = set()
+    if not gpu.is_interpreter:
+        _compile_ahead([subject for members in groups.values() for subject in members], gpu)
     with Worker.on(gpu) as worker:
         for members in [group[i:i + GROUP] for group in groups.values() for i in range(0, len(group), GROUP)]:
             starting(members)
             yield from _Group(members, gpu, seed).checks(worker, environment_of, sampled)
+
+
+def _compile_ahead(subjects: Sequence[Subject], gpu: Gpu) -> None:
+    """Compile what the cases launch on all cores, with the log-sum-exp and without.
+
+    What cannot be compiled fails its first case again, and says why there.
+    """
+    jobs = dict.fromkeys(
+        CompileJob(subject.variant, subject.spec, gpu, case.batch, case.lse)
+        for subject in subjects for case in compiled_cases(subject.spec, subject.variant)
+    )
+    with CompilePool() as pool:
+        for job in jobs:
+            pool.submit(job)
+        while pool.pending:
+            pool.results(1.0)
 
 
 class _Group:
@@ -88,16 +108,18 @@ class _Group:
         for subject in self._results:
             for case in cases_of(subject.spec, subject.variant, self._seed):
                 by_case.setdefault(case, []).append(subject)
-        for case, subjects in by_case.items():
-            self._run(worker, case, subjects)
-        worker.free()
-        for case in fresh_cases(self._seed):
-            # Not beside the first one, which has the card's lock, but after it: jobs of two workers take turns.
-            if self._gpu.is_interpreter:
-                self._run(worker, case, list(self._results))
-                continue
-            with Worker.on(self._gpu) as fresh:
-                self._run(fresh, case, list(self._results))
+        with ExitStack() as stack:
+            fresh = fresh_cases(self._seed)
+            # They need no GPU to import what they need, so that no case has to wait for it.
+            others = [worker if self._gpu.is_interpreter else stack.enter_context(Worker.on(self._gpu)) for _ in fresh]
+            for other in others:
+                other.start()
+            for case, subjects in by_case.items():
+                self._run(worker, case, subjects)
+            worker.free()
+            for case, other in zip(fresh, others, strict=True):
+                self._run(other, case, list(self._results))
+                other.free()
         self._sanitize(worker, sampled)
         return [
             FullCheck(subject.spec, subject.variant, self._gpu.name,

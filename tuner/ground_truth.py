@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ..db.records import EnvironmentOf, Setting, TrialRecord
 from ..db.store import Store
@@ -114,9 +113,3 @@ def task_name(task: Task) -> str:
 def short_name(key: str) -> str:
     """The name in a run's notes of what has this key."""
     return hashlib.sha256(key.encode()).hexdigest()[:12]
-
-
-def outcomes(recording: Recording) -> Iterator[tuple[Task, Counter[str]]]:
-    """How many variants of each task were timed, wrong, failed and skipped."""
-    for task, trials in recording.trials.items():
-        yield task, Counter(type(recorded.outcome).__name__.lower() for recorded in trials.values())

@@ -217,19 +217,23 @@ class RaceJob(Job[RaceResult]):
 
 @dataclass(frozen=True, slots=True)
 class CompileJob(Job[StaticFacts | Failed]):
-    """Compile a variant for `gpu`, which need not be present, into the cache that measuring reads."""
+    """Compile a variant for `gpu`, which need not be present, into the cache that measuring reads.
+
+    With `lse`, as it writes the log-sum-exp too.
+    """
 
     variant: Variant
     spec: AttentionSpec
     gpu: Gpu
     batch: Batch
+    lse: bool = False
 
     def run(self, context: Context) -> StaticFacts:
         """What the compiler said of the variant."""
         from ..kernel_templates.compiler import compile_variant
 
         context.at("compile", self.variant)
-        return compile_variant(self.variant, self.spec, self.gpu, self.batch)
+        return compile_variant(self.variant, self.spec, self.gpu, self.batch, self.lse)
 
     def settle(self, error: JobError, again: Callable[[Job[StaticFacts | Failed]], StaticFacts | Failed]) -> Failed:
         """The variant is to blame."""

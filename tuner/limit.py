@@ -9,6 +9,8 @@ from pathlib import Path
 
 # A job that is limited in CPU time and idles is killed after this multiple of its limit.
 IDLE_FACTOR = 10
+# How the reason of a job that exceeded its limit begins: of wall time, or of CPU time.
+EXCEEDED = ("gave no result within", "took more than")
 
 
 class Limit:
@@ -19,7 +21,7 @@ class Limit:
         self._session = session
         self._start = time.monotonic()
         self._cpu_start = 0.0 if session is None else session_cpu_s(session)
-        self.reason = f"gave no result within {limit_s:g} s"
+        self.reason = f"{EXCEEDED[0]} {limit_s:g} s"
 
     def left_s(self) -> float:
         """Seconds until the limit can have passed, not positive once it has; then `reason` says how."""
@@ -29,7 +31,7 @@ class Limit:
             return self._limit_s - wall
         left = self._limit_s - (session_cpu_s(self._session) - self._cpu_start)
         if left <= 0:
-            self.reason = f"took more than {self._limit_s:g} s of CPU time"
+            self.reason = f"{EXCEEDED[1]} {self._limit_s:g} s of CPU time"
             return left
         return min(left, self._limit_s * IDLE_FACTOR - wall)
 

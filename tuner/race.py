@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..kernel_templates.gluon_hopper import LONG_ROWS
 from ..kernel_templates.outcome import Timing, Verdict
+from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Value, Variant
 
 # Chance that a verdict is wrong anywhere in a race; divided by the number of comparisons (Bonferroni).
@@ -128,13 +128,13 @@ def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, tuple[bool, 
     In this order: one launch, fewer segments, pointer loads, fewer warps, smaller tiles, then what the list in `_PLAIN`
     calls plain; then the key, so that there are no two alike.
     """
-    values = {**_FIXED.get(variant.template, {}), **variant.as_dict()}
+    values = {**dict(template_of(variant).traits), **variant.as_dict()}
     numbers = {name: value for name, value in values.items() if isinstance(value, int)}
     # One segment, or no waves to fill, leaves nothing to merge in a second launch; nor does a tile's last program.
     segments = max(numbers.get("num_segments", 1), numbers.get("waves", 0) + 1)
     has_partials = segments > 1 or numbers.get("partials_per_item", 1) > 1
     merges = has_partials and values.get("reduction", "kernel") == "kernel"
-    launches = 1 + merges + (variant.template == "two_launch" and not _has_one_part(values))
+    launches = 1 + merges + (numbers.get("launches", 1) - 1) * (not _has_one_part(values))
     tile = sum(numbers.get(f"{part}block_m", 0) * numbers.get(f"{part}block_n", 0) for part in ("", "decode_"))
     has_pointers = values.get("kv_load", "pointer") == "pointer"
     warps = max(numbers.get("num_warps", 0), numbers.get("decode_num_warps", 0))
@@ -142,11 +142,6 @@ def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, tuple[bool, 
     return launches, segments, not has_pointers, warps, tile, fancy, variant.key()
 
 
-# What all variants of a template share, and therefore do not say: here two warpgroups compute, each with a result of
-# its own for a short item, and another warp loads.
-_FIXED: dict[str, dict[str, Value]] = {
-    "gluon_hopper": {"kv_load": "tma", "num_warps": 9, "block_m": LONG_ROWS, "partials_per_item": 2},
-}
 # What partial results are merged from, and in which order the items come.
 _PLAIN = (("partials", "float32"), ("schedule", "long_first"))
 

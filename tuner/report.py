@@ -15,7 +15,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from ..db.table import Answer
+from ..db.answer import Answer
+from ..db.merge import Choice
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Failed, Timed, Wrong
@@ -29,6 +30,7 @@ from .jobs import Rates
 from .run import Listener, Progress, Reason, TaskResult
 from .task import Task
 from .wording import (
+    choice_text,
     config_cells,
     grouped,
     judgement,
@@ -43,6 +45,9 @@ from .wording import (
     values,
 )
 
+# Of what a merge did not keep, so many are told one by one.
+CHOICES = 10
+
 T = TypeVar("T", Forecast, TaskResult)
 
 # How wide a table is where there is no terminal to ask.
@@ -56,8 +61,9 @@ NO_GPU_TIMES = ("regime interpreter: kernels run through Triton's interpreter on
 class TuneProgress(Listener):
     """Shows on stderr how a run gets on: live on a terminal, and elsewhere in a line for each thing worth one."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, heading: str | None = None) -> None:
         self._gpu = gpu
+        self._heading = heading or f"tuning on {gpu.name}" + (f"; {NO_GPU_TIMES}" if gpu.is_interpreter else "")
         self._console = stderr()
         self._bar = Bar(
             TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TextColumn("{task.fields[text]}"),
@@ -66,7 +72,7 @@ class TuneProgress(Listener):
         self._best_ms = math.inf
 
     def __enter__(self) -> TuneProgress:
-        self._log(f"tuning on {self._gpu.name}" + (f"; {NO_GPU_TIMES}" if self._gpu.is_interpreter else ""))
+        self._log(self._heading)
         self._bar.start()
         return self
 
@@ -122,6 +128,14 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """Write a line on stderr: what a program that reads stdout need not see."""
     stderr().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def note_choices(choices: Sequence[Choice]) -> None:
+    """Write on stderr what a merge did not keep and why, the first of them one by one."""
+    for choice in choices[:CHOICES]:
+        note(choice_text(choice))
+    if len(choices) > CHOICES:
+        note(f"and {len(choices) - CHOICES} more, which --json lists")
 
 
 def stderr() -> Console:
@@ -184,7 +198,7 @@ def print_results(gpu: Gpu, results: Sequence[TaskResult], rates: Rates | None) 
             "TFLOP/s, both measured here, would take")
     if gpu.is_interpreter:
         say(NO_GPU_TIMES)
-    _print_failures(sum((result.reasons for result in results), Counter[Reason]()))
+    print_failures(sum((result.reasons for result in results), Counter[Reason]()))
 
 
 def print_configs(configs: Sequence[BestConfig]) -> None:
@@ -202,7 +216,7 @@ def print_trials(database: str, counts: Counter[str], reasons: Counter[Reason] |
     """Write how many trials the database holds by outcome and, unless None, why those without a time have none."""
     by_outcome = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
     say(f"{database}: {counts.total()} trials" + (f" ({by_outcome})" if counts else ""))
-    _print_failures(reasons or Counter())
+    print_failures(reasons or Counter())
 
 
 def print_answers(gpu: Gpu, answers: Iterable[tuple[AttentionSpec, Batch, Answer]]) -> None:
@@ -257,7 +271,8 @@ def print_machine(machine: Machine, rates: Rates | None) -> None:
         say(sentence)
 
 
-def _print_failures(reasons: Counter[Reason]) -> None:
+def print_failures(reasons: Counter[Reason]) -> None:
+    """Write a table of why trials have no time, if there are any."""
     if reasons:
         rows = [(str(count), *kind) for kind, count in grouped(reasons).most_common()]
         print_table("trials without a time", ("count", "outcome", "stage", "reason"), rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import GpuError, InputError, SpecError, VariantError
@@ -14,6 +15,9 @@ from ..kernel_templates.spec import DTYPES, FP8_DTYPES, AttentionSpec
 from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
 from .task import Task
+
+if TYPE_CHECKING:
+    from ..db.answer import Chain
 
 # What `--gpu` calls Triton's interpreter.
 INTERPRETER_WORD = "interpreter"
@@ -46,6 +50,13 @@ def layers(
     from ..search_spaces.models import model_specs
 
     return model_specs(model, tp, dtype, kv_dtype)
+
+
+def refuse_beside(option: str, **others: object) -> None:
+    """Raise `InputError` for the first of `others` that was given: options that do not go with `option`."""
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise InputError(f"--{name.replace('_', '-')} does not go with {option}")
 
 
 def page_sizes(texts: Sequence[str]) -> tuple[int, ...]:
@@ -83,6 +94,29 @@ def default_batches(gpu: Gpu) -> tuple[Batch, ...]:
 def tasks(specs: Iterable[AttentionSpec], named: Iterable[Batch], pages: Iterable[int]) -> tuple[Task, ...]:
     """One task for each layer, batch and page size."""
     return tuple(Task(*each) for each in itertools.product(specs, named, pages))
+
+
+def chain(worst: str, like: Sequence[str]) -> Chain:
+    """The fall-backs of a lookup, down to the source called `worst`. Raises `InputError` for a name that is none."""
+    from ..db.answer import Chain
+
+    # It is the record that refuses what is no source.
+    return Chain(cast(Any, worst), tuple(like))
+
+
+def missed_tasks(path: str, gpu: Gpu) -> tuple[Task, ...]:
+    """The tasks of the misses in the file at `path` that were asked about `gpu`, the most frequent first.
+
+    Raises `StoreError` when it is no such file, and `InputError` when it has none of this GPU.
+    """
+    from ..db.misses import read_misses
+
+    misses = read_misses(path)
+    found = tuple(Task(miss.spec, miss.batch, miss.page_size) for miss in misses if miss.gpu_name == gpu.name)
+    if not found:
+        others = ", ".join(sorted({miss.gpu_name for miss in misses})) or "no GPU at all"
+        raise InputError(f"{path!r} holds no miss of {gpu.name}: its misses are of {others}")
+    return found
 
 
 def regime(warm: bool, eager: bool) -> Regime:

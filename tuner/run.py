@@ -20,6 +20,7 @@ from ..kernel_templates.variant import Variant
 from .builds import Builds, Compiler
 from .child import Job
 from .jobs import GRAPH
+from .recording import Recording
 from .samplers import DEFAULT_SAMPLER
 from .task import Task
 
@@ -98,7 +99,8 @@ class Executor:
     """What runs the jobs: searches in `worker`, and final races in `racer`, or else in `worker` too.
 
     Without a `pool` nothing is compiled ahead. `clock` tells seconds; `aside_s` of those that a run may take pass
-    before or after it. `uuid` is that of the card whose state is stored with a run, None for the interpreter.
+    before or after it. `uuid` is that of the card whose state is stored with a run, None for the interpreter. Where all
+    is answered from a `recording`, the variants that it holds are those that can be tried.
     """
 
     worker: Runner
@@ -108,6 +110,7 @@ class Executor:
     uuid: str | None = None
     racer: Runner | None = None
     aside_s: float = 0.0
+    recording: Recording | None = None
 
     def start(self) -> None:
         """Start all processes, and do not wait until they can work."""

@@ -68,7 +68,9 @@ class Search:
         self.costs = Costs(task, run.gpu.is_interpreter)
         self.newest = ""
         self.neighbours = neighbours(task, run)
-        self._valid = survey(task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
+        recording = run.executor.recording
+        self._valid = recording.variants(task) if recording else survey(
+            task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
         self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
         self._study = Study(self._valid, self._first, run.settings.sampler, run.settings.seed)
         self._proven: deque[Variant] = deque()

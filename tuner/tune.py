@@ -46,10 +46,8 @@ def tune(
     interpreter cannot run in that time or the GPU's memory cannot hold and for an unknown sampler, and `StoreError`
     when an outcome cannot be stored.
     """
-    if gpu.is_interpreter:
-        refuse_long(tasks, settings)
-    else:
-        refuse_large(tasks)
+    if executor.recording is None:
+        _refuse(tasks, gpu, settings)
     seconds = math.inf if settings.seconds is None else settings.seconds
     deadline = executor.clock() + seconds - executor.aside_s
     try:
@@ -207,6 +205,13 @@ def _keep(search: Search, final: Final) -> BestConfig | None:
     )
     run.store.put_best(best)
     return best
+
+
+def _refuse(tasks: Sequence[Task], gpu: Gpu, settings: Settings) -> None:
+    if gpu.is_interpreter:
+        refuse_long(tasks, settings)
+    else:
+        refuse_large(tasks)
 
 
 def refuse_long(tasks: Sequence[Task], settings: Settings) -> None:

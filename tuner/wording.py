@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..db.table import Answer
+from ..db.answer import Answer
+from ..db.merge import Choice
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
@@ -129,10 +130,21 @@ def origin(answer: Answer) -> str:
     config = answer.config
     if config is None:
         return "nothing tuned fits, so the values are chosen by rule"
-    whose = "shipped" if answer.origin == "shipped" else "in your database"
-    text = (f"{whose}, tuned on {short(Batch.parse(config.batch))}, {milliseconds(config.timing.median_ms)} there, "
+    whose = {"database": "in your database", "file": "in a file"}.get(answer.origin or "", "shipped")
+    on = "" if answer.lender is None else f" on {answer.lender}"
+    text = (f"{whose}, tuned{on} on {short(Batch.parse(config.batch))}, {milliseconds(config.timing.median_ms)} there, "
             f"{config.speedup:.2f}x over the default, regime {config.timing.regime}")
+    if answer.loss:
+        text += f"; such answers lose {answer.loss:.1%} in the median"
     return text + ("; stale: measured with another kernel source, Triton or driver" if answer.stale else "")
+
+
+def choice_text(choice: Choice) -> str:
+    """What a merge did not keep, what it kept in its place, and why."""
+    config = choice.dropped
+    kept = "" if choice.kept is None else f" behind {choice.kept.variant.key()}"
+    return (f"for {short(Batch.parse(config.batch))} at pages of {config.variant.page_size} on {config.gpu.name}, "
+            f"{config.variant.key()} was not kept{kept}: {choice.reason}")
 
 
 def shares(results: Sequence[TaskResult]) -> str:

@@ -73,7 +73,7 @@ class Workbench:
         if self.gpu.is_interpreter:
             regime = Regime("interpreter")
         buffers = self.buffers(regime)
-        watch = Stopwatch(launcher.run, buffers, regime, self._flush(len(buffers), regime), is_loaded)
+        watch = Stopwatch(launcher.run, buffers, regime, self.flush(len(buffers), regime), is_loaded)
         if launcher.padded and watch.regime.capture == "eager":
             launcher.padded = False
             launcher.plan(self.task.batch, self.device)
@@ -98,7 +98,7 @@ class Workbench:
         free = 0 if self.gpu.is_interpreter else torch.cuda.mem_get_info()[0]
         return num_buffers(touched, held, self.gpu.l2_bytes, free + held * len(self._buffers), regime)
 
-    def _flush(self, count: int, regime: Regime) -> Callable[[], object] | None:
+    def flush(self, count: int, regime: Regime) -> Callable[[], object] | None:
         """What evicts L2, where `count` sets do not exceed it twice; a read, so that nothing is left to write back."""
         touched, _ = minimum_traffic(self.task.spec, self.task.batch)
         if self.gpu.is_interpreter or regime.l2 == "warm" or count * touched >= 2 * self.gpu.l2_bytes:

@@ -21,7 +21,7 @@ from attention_tuner.kernel_templates.heuristic import candidates as guesses
 from attention_tuner.kernel_templates.launch import Launcher, Tensors
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Timed
 from attention_tuner.kernel_templates.sources import environment
-from attention_tuner.kernel_templates.template import why_invalid
+from attention_tuner.kernel_templates.template import template_of, why_invalid
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.builds import Builds
 from attention_tuner.tuner.cache import triton_cache
@@ -30,8 +30,6 @@ from attention_tuner.tuner.task import Task
 
 from .contender import Contender
 
-# Templates that are not plain Triton: they run on one architecture only.
-NOT_PLAIN = ("gluon_hopper",)
 GRAPH = Regime("graph")
 
 
@@ -44,8 +42,8 @@ class Candidate:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is plain Triton."""
-        return self.variant.template not in NOT_PLAIN
+        """Whether it is plain Triton, which runs on other GPUs too."""
+        return template_of(self.variant).is_portable
 
 
 class Ours(Contender):
@@ -120,7 +118,7 @@ class Configs:
     @staticmethod
     def _guess(task: Task, gpu: Gpu, plain: bool) -> list[Variant]:
         found = guesses(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
-        return [variant for variant in found if not plain or variant.template not in NOT_PLAIN][:1]
+        return [variant for variant in found if not plain or template_of(variant).is_portable][:1]
 
     @staticmethod
     def _table(configs: Iterable[BestConfig]) -> ConfigTable:

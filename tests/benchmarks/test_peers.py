@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from attention_tuner.kernel_templates.launch import Tensors
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing
 from attention_tuner.kernel_templates.reference import paged_attention
 from attention_tuner.kernel_templates.sources import environment
+from attention_tuner.kernel_templates.template import template_of, templates
 from attention_tuner.tuner.task import Task
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -278,7 +280,8 @@ def test_trials_are_candidates_and_a_guess_stands_in_for_plain_triton(
     assert (found["unified"].variant, found["unified"].source) == (fast, "trial")
     assert list(found) == ["unified"]
     # Were it not plain Triton, something that is would have to race beside it.
-    monkeypatch.setattr(ours, "NOT_PLAIN", ("unified",))
+    special = replace(templates()["unified"], is_portable=False)
+    monkeypatch.setattr(ours, "template_of", lambda v: special if v.template == "unified" else template_of(v))
     found = {each.variant.template: each for each in Configs([path]).candidates(task, INTERPRETER)}
     assert found["unified"].source == "trial"
     assert [each.source for each in found.values() if each.is_plain] == ["heuristic"]

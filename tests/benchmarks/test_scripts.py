@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import math
@@ -13,6 +14,7 @@ import pytest
 
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.work_list_launch import WorkListLauncher
 from attention_tuner.tuner.race import Interval
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -105,6 +107,7 @@ def test_plans_of_every_template_are_measured(
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert len(rows) == len(script.BATCHES) * 2 * 4
     assert all(0 < row["quartiles_us"][0] <= row["median_us"] <= row["quartiles_us"][1] for row in rows)
+    assert all(0 < row[f"{part}_us"] < row["quartiles_us"][1] for row in rows for part in ("lengths", "list", "upload"))
     columns, lines = script.table(rows, ["fused", "none"])
     assert columns == ["batch", "sequences", "fused", "none"]
     assert [line[:2] for line in lines[:2]] == [["decode", "1"], ["decode", "3"]]
@@ -122,3 +125,18 @@ def test_six_batches_and_how_a_pair_is_told(script: ModuleType) -> None:
     assert script.rows({"a": {"standing": standing, "runs": [run, run]}, "b": {"standing": {}, "runs": [run]}}) == [
         ["a", "-/+1.00%/+2.00%", "+0.0% +1.0%", "SLOWER", "80% 80%", "90% 90%", "7 7", "40 40"],
         ["b", "no race", "", "", "80%", "90%", "7", "40"]]
+
+
+@using("reduction")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_each_way_of_merging_is_timed(script: ModuleType, tmp_path: Path) -> None:
+    database = tmp_path / "tuner.db"
+    Store.open(database).close()
+    script.main(argparse.Namespace(out=tmp_path / "out.json", interpreter=True, page_size=16, db=str(database)))
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert set(row["ms"]) == {*script.WAYS, script.LAST}
+    assert all(ms > 0 for ms in row["ms"].values())
+    assert len(script.asked(interpreter=False)) == len(script.BATCHES) + len(script.BATCHES_TP8)
+    # The attributes that the ways replace are the launchers' own.
+    replaced = {name for way in script.WAYS.values() for name in way}
+    assert replaced == {name for name in replaced if hasattr(WorkListLauncher, name)}

@@ -17,6 +17,8 @@ import pytest
 
 import attention_tuner.db.export as module
 from attention_tuner.db import SCHEMA_VERSION, ConfigTable, Store, export_json, import_json
+from attention_tuner.db.export import read_json
+from attention_tuner.db.losses import Loss
 from attention_tuner.kernel_templates.batch import Batch, Shape
 from attention_tuner.kernel_templates.errors import StoreError
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Verdict
@@ -137,7 +139,7 @@ def test_a_truncated_file_is_refused(exported: Path, part: float):
 
 def test_what_is_no_text_or_not_there_is_refused(tmp_path: Path):
     (tmp_path / "in.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(StoreError, match="no complete JSON file"):
+    with pytest.raises(StoreError, match="no text in UTF-8; expected a file that `attention-tuner export` wrote"):
         import_json(tmp_path / "in.json")
     with pytest.raises(StoreError, match="cannot be read: No such file"):
         import_json(tmp_path / "missing.json")
@@ -276,3 +278,31 @@ def test_the_interpreters_times_say_so(tmp_path: Path, make_config: Make):
     export_json([config], tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text())["groups"][0]["configs"][0]["time"]["regime"] == {
         "capture": "interpreter", "l2": "cold", "load": "burst"}
+
+
+LOSSES = [Loss("NVIDIA H200", "bucket", 0.0, 4, 0.0125), Loss("NVIDIA H200", "neighbour", 2.0, 3, -0.001),
+          Loss("NVIDIA H100", "heuristic", 0.0, 1, 0.5)]
+
+
+def test_losses_go_with_the_configs_of_their_gpu(tmp_path: Path, configs: list[BestConfig]):
+    export_json(configs, tmp_path / "out.json", reversed(LOSSES))
+    jsonschema.validate(json.loads((tmp_path / "out.json").read_text()), SCHEMA)
+    found = read_json(tmp_path / "out.json")
+    assert (set(found.configs), set(found.losses)) == (set(configs), set(LOSSES))
+    export_json([c for c in configs if c.gpu.name == "NVIDIA H100"], tmp_path / "out.json", LOSSES)
+    assert read_json(tmp_path / "out.json").losses == LOSSES[2:]
+    export_json(configs, tmp_path / "out.json")
+    assert read_json(tmp_path / "out.json").losses == []
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("source", "exact"), ("source", 3), ("upto", 3.5), ("shapes", 0), ("loss", -2), ("loss", None), ("colour", 1)])
+def test_an_impossible_loss_is_refused(tmp_path: Path, configs: list[BestConfig], name: str, value: object):
+    export_json(configs, tmp_path / "out.json", LOSSES)
+    document = json.loads((tmp_path / "out.json").read_text())
+    document["losses"][1][name] = value
+    (tmp_path / "out.json").write_text(json.dumps(document))
+    with pytest.raises(StoreError, match=r"losses\[1\]"):
+        read_json(tmp_path / "out.json")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)

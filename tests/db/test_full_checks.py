@@ -4,10 +4,11 @@ import importlib
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from attention_tuner.db import Setting, Store, TrialRecord, load_table
+from attention_tuner.db import Setting, Store, TrialRecord, export_json, load_table
 from attention_tuner.db.full_checks import FullCheckRow, FullChecks
 from attention_tuner.db.models import UNREADABLE
 from attention_tuner.kernel_templates.batch import Batch
@@ -112,18 +113,23 @@ def test_what_failed_is_not_served(store: Store, make_config: Make):
     store.put_best(config)
     store.put_full_check(full_check(config, PASSED, FAILED))
     with pytest.warns(UserWarning, match=r"tuner\.db.* is set aside"):
-        table = load_table(store.name)
-    assert config not in table.configs
-    answer = table.lookup(config.shape.spec, Batch.parse(config.batch), 16, config.gpu)
-    assert answer.origin != "database"
+        assert config not in load_table(store.name).configs
+    table = load_table(store.name)
+    with pytest.warns(UserWarning, match=r"tuner\.db.* is set aside") as caught:
+        answers = [table.lookup(config.shape.spec, asked, 16, config.gpu)
+                   for asked in (Batch.parse(config.batch), config.shape.bucket, Batch.parse("1x9@0,1x1@0"))]
+    assert {answer.origin for answer in answers} <= {"shipped", None}
+    assert len(caught) == 1
 
 
 def test_what_failed_here_is_not_served_although_it_ships(
-    store: Store, make_config: Make, monkeypatch: pytest.MonkeyPatch
+    store: Store, make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = make_config()
     store.put_full_check(full_check(config, PASSED, FAILED))
-    monkeypatch.setattr(importlib.import_module("attention_tuner.db.lookup"), "shipped_configs", lambda gpu: [config])
+    (tmp_path / "configs").mkdir()
+    export_json([config], tmp_path / "configs" / "NVIDIA_H200.json")
+    monkeypatch.setattr(importlib.import_module("attention_tuner.db.lookup"), "SHIPPED", tmp_path / "configs")
     with pytest.warns(UserWarning, match="is set aside"):
         assert load_table(store.name).configs == ()
 

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from attention_tuner.db import Store, export_json, load_table, lookup, shipped_configs
+from attention_tuner.db import (
+    Chain,
+    Exported,
+    Store,
+    export_json,
+    load_table,
+    lookup,
+    shipped_configs,
+    write_configs,
+)
+from attention_tuner.db.losses import Loss
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import StoreError
 from attention_tuner.kernel_templates.outcome import BestConfig
@@ -19,6 +29,7 @@ module = importlib.import_module("attention_tuner.db.lookup")
 
 Make = Callable[..., BestConfig]
 BATCH = Batch.parse("1x512@16384,63x1@32768")
+NEAR = Batch.parse("1x1024@16384,63x1@32768")
 
 
 @pytest.fixture
@@ -108,7 +119,7 @@ def test_a_shipped_file_that_cannot_be_read_is_set_aside_with_one_warning(databa
         store.put_best(config)
     (module.SHIPPED / "NVIDIA_H200.json").write_text(text)
     with pytest.warns(UserWarning, match=r"shipped configs is set aside: .*NVIDIA_H200\.json") as caught:
-        answers = [lookup(config.shape.spec, Batch.parse(b), 16, config.gpu) for b in (str(BATCH), "64x1@4096")]
+        answers = [lookup(config.shape.spec, batch, 16, config.gpu) for batch in (BATCH, NEAR)]
     assert [answer.source for answer in answers] == ["exact", "neighbour"]
     assert len(caught) == 1
 
@@ -138,7 +149,7 @@ def test_a_database_that_cannot_be_read_is_set_aside_with_one_warning(database: 
     shipped = make_config()
     export_json([shipped], module.SHIPPED / "NVIDIA_H200.json")
     with pytest.warns(UserWarning, match=r"database is set aside: .*user\.db' is no SQLite database") as caught:
-        answers = [lookup(shipped.shape.spec, Batch.parse(b), 16, shipped.gpu) for b in (str(BATCH), "64x1@1")]
+        answers = [lookup(shipped.shape.spec, batch, 16, shipped.gpu) for batch in (BATCH, NEAR)]
     assert [(answer.source, answer.origin) for answer in answers] == [("exact", "shipped"), ("neighbour", "shipped")]
     assert len(caught) == 1
     with pytest.raises(StoreError, match="no SQLite database"):
@@ -155,3 +166,56 @@ def test_a_database_that_cannot_be_is_set_aside(database: Path, make_config: Mak
     config = make_config()
     with pytest.warns(UserWarning, match=f"database is set aside: .*({message})"):
         assert lookup(config.shape.spec, BATCH, 16, config.gpu).source == "heuristic"
+
+
+def test_the_database_comes_before_files_in_their_order_and_what_ships_last(
+    database: Path, tmp_path: Path, make_config: Make
+):
+    own, first, second, shipped = (
+        replace(make_config(), measured_at=f"2026-11-0{day}T00:00:00+00:00") for day in range(1, 5))
+    with Store.open(database) as store:
+        store.put_best(own)
+    write_configs(Exported([first]), tmp_path / "first", "folder")
+    write_configs(Exported([second]), tmp_path / "second.json")
+    export_json([shipped], module.SHIPPED / "NVIDIA_H200.json")
+    asked = (own.shape.spec, BATCH, 16, own.gpu)
+    files = [tmp_path / "first", tmp_path / "second.json"]
+    answers = [load_table(files=files).lookup(*asked)]
+    database.unlink()
+    answers += [load_table(files=files).lookup(*asked), load_table(files=files[::-1]).lookup(*asked),
+                load_table().lookup(*asked)]
+    assert [(answer.config, answer.origin) for answer in answers] == [
+        (own, "database"), (first, "file"), (second, "file"), (shipped, "shipped")]
+
+
+@pytest.mark.parametrize("form", ["json", "folder", "table"])
+def test_a_file_that_is_cut_short_is_set_aside_with_one_warning(
+    database: Path, tmp_path: Path, make_config: Make, form: str
+):
+    config = make_config()
+    write_configs(Exported([config, make_config("64x1@4096")]), tmp_path / "out", form)
+    cut = next((tmp_path / "out").iterdir()) if form == "folder" else tmp_path / "out"
+    cut.write_text(cut.read_text()[:-40])
+    with pytest.warns(UserWarning, match="a file of exported configs is set aside") as caught:
+        table = load_table(files=[tmp_path / "out"])
+    assert len(caught) == 1
+    assert table.lookup(config.shape.spec, BATCH, 16, config.gpu).source == "heuristic"
+
+
+@pytest.mark.parametrize("form", ["json", "folder", "table"])
+def test_a_file_about_another_gpu_answers_nothing_here(database: Path, tmp_path: Path, make_config: Make, form: str):
+    config = make_config()
+    write_configs(Exported([config]), tmp_path / "out", form)
+    h20 = replace(config.gpu, name="NVIDIA H20")
+    asked = (config.shape.spec, BATCH, 16, h20)
+    assert load_table(files=[tmp_path / "out"]).lookup(*asked).source == "heuristic"
+    lent = load_table(files=[tmp_path / "out"], chain=Chain(like=("NVIDIA H200",))).lookup(*asked)
+    assert (lent.source, lent.lender) == ("neighbour", "NVIDIA H200")
+    assert lent.variant == config.variant
+
+
+def test_losses_that_ship_are_expected(database: Path, make_config: Make):
+    config = make_config()
+    export_json([config], module.SHIPPED / "NVIDIA_H200.json", [Loss("NVIDIA H200", "neighbour", 1.0, 9, 0.02)])
+    answer = lookup(config.shape.spec, NEAR, 16, config.gpu)
+    assert (answer.source, answer.loss) == ("neighbour", 0.02)

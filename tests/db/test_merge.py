@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from attention_tuner.db import merged
+from attention_tuner.db.merge import merge_configs
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime
 from attention_tuner.kernel_templates.sources import kernel_hash
 
@@ -66,3 +67,27 @@ def test_what_cannot_run_any_more_is_left_out(config: BestConfig):
     unknown = timed(replace(config, variant=config.variant.replace(colour="red")), 0.01)
     assert merged([gone, config], [unknown]) == [config]
     assert merged([gone]) == []
+
+
+def test_why_one_was_not_kept_is_said(config: BestConfig):
+    outdated = replace(config.environment, kernel_hash="0123456789abcdef")
+    best = timed(config, 3.0)
+    cases = [
+        (timed(config, 4.5), "it takes 4.5 ms, 50.0% more than the 3 ms of the one kept"),
+        (timed(replace(config, full_check=False), 2.0), "it has passed the quick check only"),
+        (timed(replace(config, environment=outdated), 1.0), "it was measured with another kernel source"),
+        (replace(best, measured_at="2026-12-29T12:00:00+00:00"), "it is no better, and came later"),
+    ]
+    for worse, reason in cases:
+        (choice,) = merge_configs([best], [worse]).choices
+        assert (choice.kept, choice.dropped, choice.reason) == (best, worse, reason)
+    (choice,) = merge_configs([replace(best, variant=replace(best.variant, template="gone"))]).choices
+    assert (choice.kept, choice.reason) == (None, "it cannot run any more: its template is not installed")
+    assert merge_configs([best], [best]).choices == []
+
+
+def test_of_many_alike_every_one_that_is_not_kept_is_told_of(config: BestConfig):
+    three = [timed(config, ms) for ms in (3.0, 1.0, 2.0)]
+    merge = merge_configs(three)
+    assert merge.configs == [three[1]]
+    assert [(choice.kept, choice.dropped) for choice in merge.choices] == [(three[1], three[0]), (three[1], three[2])]

@@ -19,8 +19,8 @@ from attention_tuner.kernel_templates.outcome import BestConfig
 NEXT = """
 import sqlalchemy as sa
 from alembic import op
-revision = "0003"
-down_revision = "0002"
+revision = "0090"
+down_revision = "0003"
 def upgrade():
     op.add_column("runs", sa.Column("note", sa.Text))
     {more}
@@ -34,7 +34,7 @@ def add_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     def add(more: str = "") -> None:
         folder = tmp_path / "50%s of migrations"
         shutil.copytree(migrate.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "versions" / "0003_next.py").write_text(NEXT.format(more=more))
+        (folder / "versions" / "0090_next.py").write_text(NEXT.format(more=more))
         monkeypatch.setattr(migrate, "MIGRATIONS", folder)
 
     return add
@@ -95,7 +95,7 @@ def test_a_newer_database_is_refused_unchanged(tmp_path: Path):
     connection.close()
     before = path.read_bytes()
     for create in (True, False):
-        with pytest.raises(StoreError, match=r"'0099'.*newer.*at most '0002'"):
+        with pytest.raises(StoreError, match=r"'0099'.*newer.*at most '0003'"):
             Store.open(path, create=create)
     assert path.read_bytes() == before
 

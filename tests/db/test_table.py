@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -12,8 +13,12 @@ from hypothesis import strategies as st
 
 import attention_tuner.db.table as module
 from attention_tuner.db import ConfigTable
+from attention_tuner.db.answer import Chain
+from attention_tuner.db.losses import Loss, Losses
+from attention_tuner.db.models import BestRow
+from attention_tuner.db.rows import COLUMNS, made, stored
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.errors import TunerError
+from attention_tuner.kernel_templates.errors import NotTunedError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.heuristic import heuristic_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Regime, Timing
@@ -22,6 +27,7 @@ from attention_tuner.kernel_templates.template import template_of, why_invalid
 
 Make = Callable[..., BestConfig]
 HYBRID = "1x512@16384,63x1@32768"
+FAR = Chain(reach=math.inf)
 
 
 def ask(table: ConfigTable, config: BestConfig, batch: str | BatchBucket, gpu: Gpu | None = None):
@@ -51,7 +57,7 @@ def test_the_nearest_neighbour_answers(make_config: Make):
 
 def test_a_neighbour_settles_to_the_parts_that_are_there(make_config: Make):
     config = make_config(HYBRID)
-    answer = ask(ConfigTable.of([config]), config, "64x1@32768")
+    answer = ask(ConfigTable.of([config], chain=FAR), config, "64x1@32768")
     assert answer.source == "neighbour"
     assert answer.variant == config.variant.replace(block_m=16, block_n=32)
     assert answer.variant == template_of(config.variant).settle(config.variant, BatchBucket.of(Batch.parse("64x1@9")))
@@ -98,7 +104,7 @@ def test_interpreter_and_gpu_do_not_share_configs(make_config: Make):
 
 
 def test_a_variant_that_cannot_run_here_is_passed_over(make_config: Make):
-    good = make_config("8x512@16384,63x1@32768")
+    good = make_config("2x512@8192,63x1@32768")
     variant = good.variant
     bad = [
         make_config(variant=replace(variant, template="gone")),
@@ -107,9 +113,15 @@ def test_a_variant_that_cannot_run_here_is_passed_over(make_config: Make):
         make_config(variant=replace(variant, values=variant.values[1:])),
         make_config(variant=variant.replace(block_m="wide")),
     ]
-    answer = ask(ConfigTable.of([*bad, good]), good, HYBRID)
-    assert (answer.source, answer.config) == ("neighbour", good)
-    assert ask(ConfigTable.of(bad), good, HYBRID).source == "heuristic"
+    table = ConfigTable.of([*bad, good])
+    with pytest.warns(UserWarning, match="are set aside: the config 'gone:") as caught:
+        answers = [ask(table, good, batch) for batch in (HYBRID, "1x1024@16384,63x1@32768")]
+    assert [(answer.source, answer.config) for answer in answers] == [("neighbour", good)] * 2
+    (warning,) = map(str, (each.message for each in caught))
+    assert all(repr(each.variant.key()) in warning for each in bad)
+    assert good.variant.key() not in warning
+    with pytest.warns(UserWarning, match="are set aside"):
+        assert ask(ConfigTable.of(bad), good, HYBRID).source == "heuristic"
 
 
 def test_stale_configs_are_served_behind_fresh_ones(make_config: Make):
@@ -233,7 +245,7 @@ def test_a_step_with_a_new_batch_asks_for_nothing_again(make_config: Make, monke
     for context in range(16384, 16484):
         assert ask(table, config, f"1x512@{context},63x1@32767") is first
     assert calls == before
-    for batch in ("1x900@16384,63x1@32768", "1x512@16384,9x1@7", "4x1@32768"):
+    for batch in ("1x900@16384,63x1@32768", "1x512@30000,63x1@32768", "1x512@30000,32x1@32768"):
         assert ask(table, config, batch).source == "neighbour"
     assert calls["environment"] == 1
     assert calls["valid"] < 2 * len(configs)
@@ -286,6 +298,7 @@ batches = st.builds(Batch, st.lists(st.tuples(st.sampled_from((1, 2, 8, 9, 64, 5
                                     min_size=1, max_size=20).map(tuple))
 
 
+@pytest.mark.filterwarnings("ignore:tuned configs that cannot be used")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=batches, page_size=st.sampled_from((16, 48, 128)), arch=st.sampled_from(((8, 0), (9, 0), (0, 0))))
 def test_every_answer_is_valid_here(make_config: Make, batch: Batch, page_size: int, arch: tuple[int, int]):
@@ -301,3 +314,129 @@ def test_every_answer_is_valid_here(make_config: Make, batch: Batch, page_size: 
     assert why_invalid(answer.variant, spec, gpu) is None
     assert answer.variant.page_size == page_size
     assert template_of(answer.variant).settle(answer.variant, BatchBucket.of(batch)) == answer.variant
+
+
+def test_of_configs_alike_that_of_the_earlier_place_answers(make_config: Make):
+    slow, fast = make_config(timing=Timing((9.0,), Regime("graph"))), make_config()
+    for first, second in ((slow, fast), (fast, slow)):
+        table = ConfigTable([made([first], "file"), made([second], "file"), made([], "shipped")])
+        answer = ask(table, slow, HYBRID)
+        assert (answer.config, answer.origin) == (first, "file")
+        assert len(table) == 2
+
+
+def test_a_strict_chain_refuses_and_says_what_it_accepts(make_config: Make):
+    config = make_config()
+    near, like_it = "1x1024@16384,63x1@32768", "1x513@16384,63x1@32768"
+    for worst, served in (("exact", [HYBRID]), ("bucket", [HYBRID, like_it]), ("neighbour", [HYBRID, like_it, near])):
+        table = ConfigTable.of([config], chain=Chain(worst))
+        for batch in (HYBRID, like_it, near):
+            if batch in served:
+                assert ask(table, config, batch).config == config
+                continue
+            with pytest.raises(NotTunedError, match=f"accepted are exact.*{'' if worst == 'exact' else worst}"):
+                ask(table, config, batch)
+        with pytest.raises(NotTunedError, match="of source 'heuristic'"):
+            table.lookup(config.shape.spec, Batch.parse(HYBRID), 32, config.gpu)
+
+
+def test_a_gpu_lends_only_where_the_chain_names_it(make_config: Make):
+    config = make_config()
+    h100 = Gpu("NVIDIA H100", (9, 0), 114, 232448, 52428800)
+    assert ask(ConfigTable.of([config]), config, HYBRID, h100).source == "heuristic"
+    table = ConfigTable.of([config], chain=Chain(like=("NVIDIA H20", "NVIDIA H200")))
+    answer = ask(table, config, HYBRID, h100)
+    assert (answer.source, answer.lender, answer.config, answer.loss) == ("neighbour", "NVIDIA H200", config, None)
+    own = ask(table, config, HYBRID)
+    assert (own.source, own.lender) == ("exact", None)
+    assert ask(table, config, HYBRID, replace(h100, capability=(10, 0))).source == "heuristic"
+    small = replace(h100, shared_memory_bytes=16384)
+    with pytest.warns(UserWarning, match="shared memory"):
+        assert ask(table, config, HYBRID, small).config is None
+
+
+def test_what_the_gpu_has_itself_comes_before_what_another_lends(make_config: Make):
+    config = make_config()
+    own = make_config("8x512@16384,63x1@32768", gpu=Gpu("NVIDIA H100", (9, 0), 114, 232448, 52428800))
+    table = ConfigTable.of([config, own], chain=Chain(like=("NVIDIA H200",), reach=9.0))
+    answer = ask(table, config, HYBRID, own.gpu)
+    assert (answer.config, answer.lender) == (own, None)
+    assert answer.distance == own.shape.bucket.distance(config.shape.bucket)
+
+
+def test_fall_backs_are_logged_once(make_config: Make, caplog: pytest.LogCaptureFixture):
+    config = make_config()
+    table = ConfigTable.of([config])
+    with caplog.at_level("INFO", logger="attention_tuner"):
+        for batch in (HYBRID, "1x1024@16384,63x1@32768", "1x2048@16384,63x1@32768"):
+            ask(table, config, batch)
+        assert [record.levelname for record in caplog.records] == ["INFO"]
+        for page_size, batch in ((16, "64x1@40"), (16, "32x1@40"), (32, HYBRID), (32, "64x1@40")):
+            table.lookup(config.shape.spec, Batch.parse(batch), page_size, config.gpu)
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
+    assert "which neighbour answers; the order is exact, bucket, neighbour, heuristic" in caplog.messages[0]
+    assert "pages of 32: nothing is tuned" in caplog.messages[2]
+
+
+def test_that_another_gpu_has_what_is_asked_is_logged(make_config: Make, caplog: pytest.LogCaptureFixture):
+    config = make_config()
+    table = ConfigTable.of([config], chain=Chain(like=("NVIDIA H20",)))
+    for batch in (HYBRID, "1x1024@16384,63x1@32768"):
+        assert ask(table, config, batch, replace(config.gpu, name="NVIDIA H100")).source == "heuristic"
+    (message,) = caplog.messages
+    assert "(it is on NVIDIA H200), which heuristic answers" in message
+
+
+def test_that_answers_are_stale_is_logged_once(make_config: Make, caplog: pytest.LogCaptureFixture):
+    config = make_config()
+    now = replace(config.environment, kernel_hash="another")
+    table = ConfigTable.of([config, make_config("64x1@4096")], lambda template, gpu: now)
+    for batch in (HYBRID, "64x1@4096", "1x513@16384,63x1@32768"):
+        assert ask(table, config, batch).stale
+    (message,) = caplog.messages
+    assert "measured with another kernel source, Triton or driver" in message
+
+
+@pytest.mark.parametrize(("reach", "source"), [(2.9, "heuristic"), (3.0, "neighbour"), (math.inf, "neighbour")])
+def test_a_neighbour_answers_within_reach(make_config: Make, reach: float, source: str):
+    config = make_config()
+    answer = ask(ConfigTable.of([config], chain=Chain(reach=reach)), config, "1x512@16384,32x1@32768")
+    assert answer.source == source
+    assert ask(ConfigTable.of([config]), config, "1x512@16384,32x1@32768").source == "neighbour"
+    assert ask(ConfigTable.of([config]), config, "1x1024@16384,32x1@32768").source == "heuristic"
+
+
+def test_a_loss_is_expected_by_source_and_distance(make_config: Make):
+    config = make_config()
+    losses = Losses([Loss("NVIDIA H200", "bucket", 0.0, 3, 0.01), Loss("NVIDIA H200", "neighbour", 1.0, 3, 0.04),
+                     Loss("NVIDIA H200", "heuristic", 0.0, 3, 0.3)])
+    table = ConfigTable([made([config], "database")], losses=losses)
+    batches = (HYBRID, "1x513@16384,63x1@32768", "1x1024@16384,63x1@32768")
+    assert [ask(table, config, batch).loss for batch in batches] == [0.0, 0.01, 0.04]
+    assert table.lookup(config.shape.spec, Batch.parse(HYBRID), 32, config.gpu).loss == 0.3
+    assert ask(ConfigTable.of([config]), config, batches[1]).loss is None
+
+
+def test_a_batch_far_larger_than_any_tuned_one_is_answered(make_config: Make, caplog: pytest.LogCaptureFixture):
+    config = make_config()
+    huge = "512x8192@900000,60000x1@1000000"
+    table = ConfigTable.of([config])
+    assert [ask(table, config, huge).source for _ in range(3)] == ["heuristic"] * 3
+    assert len(caplog.records) == 1
+    answer = ask(ConfigTable.of([config], chain=FAR), config, huge)
+    assert (answer.source, answer.config) == ("neighbour", config)
+    assert answer.distance is not None
+    assert answer.distance > 30
+
+
+def test_a_row_that_cannot_be_read_is_named_in_one_warning(make_config: Make):
+    config = make_config()
+    values = tuple(getattr(BestRow.of(config), name) for name in COLUMNS)
+    rows = [(n, *values) for n in (1, 2, 3)]
+    rows[0] = (1, *(("garbage" if name == "bucket" else value) for name, value in zip(COLUMNS, values, strict=True)))
+    rows[1] = (2, *(("garbage" if name == "variant" else value) for name, value in zip(COLUMNS, values, strict=True)))
+    table = ConfigTable([stored(rows, "table best_configs", "database")])
+    with pytest.warns(UserWarning, match="row 1 of table best_configs cannot.*row 2 of table best_configs") as caught:
+        answers = [ask(table, config, batch) for batch in (HYBRID, "1x1024@16384,63x1@32768")]
+    assert [answer.config for answer in answers] == [config, config]
+    assert len(caught) == 1

@@ -10,7 +10,7 @@ HOPPER = TARGETS["sm_90"]
 SPEC = AttentionSpec(32, 8, 128)
 VALUES: dict[str, Value] = {
     "block_n": 128, "num_stages": 2, "registers": 240, "order": "heads", "dispatch": "grid", "waves": 2,
-    "long_weight": 1, "schedule": "long_first", "partials": "float32",
+    "long_weight": 1, "schedule": "long_first", "partials": "float32", "reduction": "kernel",
 }  # fmt: skip
 
 

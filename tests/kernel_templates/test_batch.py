@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape, minimum_traffic
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket, BatchSummary, Shape, minimum_traffic
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.spec import FP8_DTYPES, AttentionSpec
 
@@ -31,6 +32,12 @@ def test_a_batch_needs_a_sequence_and_a_query_token():
         Batch(())
     with pytest.raises(BatchError, match="at least one query token"):
         Batch(((0, 5), (0, 0)))
+
+
+def test_a_sequence_has_no_more_tokens_than_kernels_can_count():
+    Batch(((1, 2**30 - 2),))
+    with pytest.raises(BatchError, match="1 query tokens at 1073741823; accepted are up to 1073741823 tokens"):
+        Batch(((1, 2**30 - 1),))
 
 
 @pytest.mark.parametrize("sequence", [(-1, 5), (1, -5)])
@@ -121,3 +128,45 @@ def test_minimum_traffic_counts_visible_pairs_and_keys(
 def test_a_shape_joins_layer_and_bucket():
     spec, batch = AttentionSpec(4, 2, 64), Batch.parse("2x1@48")
     assert Shape.of(spec, batch) == Shape(spec, BatchBucket.of(batch))
+
+
+@given(SEQUENCES, st.sampled_from((np.int32, np.int64)))
+def test_lengths_have_the_bucket_of_their_batch(sequences: list[tuple[int, int]], dtype: type):
+    batch = Batch(tuple(sequences))
+    query_lens, context_lens = (list(column) for column in zip(*sequences, strict=True))
+    for columns in ((query_lens, context_lens), (np.array(query_lens, dtype), np.array(context_lens, dtype))):
+        assert BatchSummary.of_lengths(*columns) == BatchSummary.of(batch)
+        assert BatchBucket.of_lengths(*columns) == BatchBucket.of(batch)
+
+
+def test_lengths_are_not_changed_and_may_sum_to_more_than_32_bits():
+    query_lens, context_lens = np.array([9, 1, 0], np.int32), np.array([2**31 - 10, 2**31 - 2, 7], np.int32)
+    summary = BatchSummary.of_lengths(query_lens, context_lens)
+    assert summary == BatchSummary(1, 1, 2**31 - 1, 2**31 - 1, 1, 9, 2**31 - 1)
+    assert (query_lens.tolist(), context_lens.tolist()) == ([9, 1, 0], [2**31 - 10, 2**31 - 2, 7])
+
+
+@pytest.mark.parametrize(("query_lens", "context_lens"), [
+    ([], []), ([0, 0], [3, 4]), ([1, -1], [3, 4]), ([1, 1], [3, -4]), ([1, 2], [3]), ([[1]], [[1]]), (1, 1),
+])
+def test_lengths_that_are_no_batch_are_refused(query_lens: list[int], context_lens: list[int]):
+    with pytest.raises(BatchError):
+        BatchSummary.of_lengths(query_lens, context_lens)
+
+
+SERVED = st.lists(st.tuples(st.integers(1, 4096), st.integers(16, 10**6)), min_size=1, max_size=40)
+
+
+@given(SERVED)
+def test_a_sample_is_of_its_bucket(sequences: list[tuple[int, int]]):
+    bucket = BatchBucket.of(Batch(tuple(sequences)))
+    sample = bucket.sample()
+    assert BatchBucket.of(sample) == bucket
+    assert str(sample).count(",") < 3
+
+
+@given(SHORT_SEQUENCES)
+def test_a_sample_has_the_parts_of_its_bucket(sequences: list[tuple[int, int]]):
+    bucket = BatchBucket.of(Batch(tuple(sequences)))
+    assert [bucket.sample().has_part(part) for part in ("short", "long")] == [
+        bucket.has_part(part) for part in ("short", "long")]

@@ -17,6 +17,9 @@ COMPILED = [
     (AttentionSpec(7, 1, 64, "float16"), variant_of(48, order="items")),
     (AttentionSpec(8, 2, 256), variant_of(16, block_n=64)),
     (SPEC, variant_of(16, block_n=64, num_stages=6, dispatch="dynamic")),
+    (SPEC, variant_of(16, reduction="last_program")),
+    (SPEC, variant_of(16, block_n=64, num_stages=6, dispatch="dynamic", reduction="last_program")),
+    (AttentionSpec(8, 2, 256), variant_of(16, block_n=64, reduction="last_program")),
 ]
 
 

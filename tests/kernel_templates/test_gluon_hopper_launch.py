@@ -123,7 +123,12 @@ def test_it_is_right(spec: AttentionSpec, page_size: int):
         {"waves": 2, "dispatch": "persistent", "schedule": "interleaved", "order": "items"},
         {"waves": 8, "dispatch": "dynamic", "num_stages": 3 if spec.head_dim == 128 else 2},
         {"waves": 4, "block_n": 64, "num_stages": 2 if spec.head_dim == 256 else 6, "schedule": "interleaved"},
+        {"waves": 0, "reduction": "last_program"},
+        {"waves": 8, "reduction": "last_program", "dispatch": "persistent", "schedule": "interleaved"},
+        {"waves": 2, "reduction": "last_program", "dispatch": "dynamic", "order": "items"},
     ]
+    if spec.dtype == "bfloat16":
+        tried.append({"waves": 4, "reduction": "last_program", "partials": "bfloat16"})
     for changes in tried:
         variant = variant_of(page_size, **{"block_n": width, **changes})
         found = checker.check(make_launcher(variant, spec, gpu))
@@ -135,7 +140,8 @@ def test_its_answer_is_the_same_each_time():
     gpu = present_gpu()
     assert gpu is not None
     checker = Checker(SPEC, Batch.parse("1x512@9000,5x1@20000,2x6@3000"), 16, "cuda")
-    for changes in ({"num_stages": 3}, {"block_n": 64, "num_stages": 6, "dispatch": "dynamic"}):
+    narrow: dict[str, Value] = {"block_n": 64, "num_stages": 6, "dispatch": "dynamic"}
+    for changes in ({"num_stages": 3}, narrow, {"reduction": "last_program"}, narrow | {"reduction": "last_program"}):
         launcher = make_launcher(variant_of(**changes), SPEC, gpu)
         assert checker.check(launcher).passed
         expected = checker.tensors.out.clone()

@@ -1,4 +1,5 @@
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -76,7 +77,8 @@ def test_the_candidates_are_several_and_all_valid(batch: str):
 def test_both_schedules_are_tried_for_hybrid_batches_only():
     spec = AttentionSpec(32, 8, 128)
     schedules = [
-        {v.text("schedule") for v in candidates(spec, BatchBucket.of(Batch.parse(text)), 16, TARGETS["sm_90"])}
+        {v.text("schedule") for v in candidates(spec, BatchBucket.of(Batch.parse(text)), 16, TARGETS["sm_90"])
+         if v.template != "two_launch"}
         for text in BATCHES
     ]
     assert schedules == [{"long_first", "interleaved"}, {"long_first"}, {"long_first"}, {"long_first"}]
@@ -88,5 +90,36 @@ def test_hopper_tries_its_own_template_first(batch: str):
     for page_size in (16, 48, 128):
         templates = [v.template for v in candidates(spec, bucket, page_size, TARGETS["sm_90"])]
         assert templates[:3] == ["gluon_hopper"] * 3
-        assert templates[-1] == "fused"
-    assert {v.template for v in candidates(spec, bucket, 16, TARGETS["sm_100"])} == {"fused"}
+        assert templates[-1] in {"fused", "persistent"}
+    assert candidates(spec, bucket, 16, TARGETS["sm_100"])[0].template == "fused"
+
+
+@pytest.mark.parametrize("gpu", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_short_search_tries_two_of_each_template_that_suits_the_batch(batch: str, gpu: str):
+    bucket = BatchBucket.of(Batch.parse(batch))
+    is_hybrid = bucket.has_part("long") and bucket.has_part("short")
+    for heads, page_size in itertools.product(((32, 8), (8, 1)), (16, 128)):
+        # The default is the first of sixteen.
+        tried = candidates(AttentionSpec(*heads, 128), bucket, page_size, TARGETS[gpu])[:15]
+        count = Counter(variant.template for variant in tried)
+        assert count["persistent"] == 2
+        assert count["two_launch"] == (2 if is_hybrid else 0)
+        assert count["fused"] >= 4
+
+
+def test_hybrid_batches_on_hopper_try_both_kinds_side_by_side_whichever_unit_is_next():
+    spec, bucket = AttentionSpec(32, 8, 128), BatchBucket.of(Batch.parse(BATCHES[0]))
+    found = [v for v in candidates(spec, bucket, 16, TARGETS["sm_90"]) if v.template == "gluon_hopper"]
+    assert {(v.text("dispatch"), v.text("schedule")) for v in found} >= {
+        ("grid", "interleaved"), ("dynamic", "interleaved"), ("dynamic", "long_first"), ("persistent", "long_first"),
+    }  # fmt: skip
+    assert {v.text("partials") for v in found} == {"float32", "bfloat16"}
+    half = candidates(AttentionSpec(32, 8, 128, "float16"), bucket, 16, TARGETS["sm_90"])
+    assert sum(v.template == "gluon_hopper" for v in half) == len(found)
+    assert {v.text("partials") for v in half if v.template == "gluon_hopper"} == {"float32"}
+    # Heads of 256 have few stages, and none the less a candidate for each kind of batch.
+    for text in BATCHES:
+        wide = candidates(AttentionSpec(8, 2, 256), BatchBucket.of(Batch.parse(text)), 16, TARGETS["sm_90"])
+        assert wide[0].template == "gluon_hopper"
+        assert wide[0].number("num_stages") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,12 @@ def variant_of(template: str, **changes: Value) -> Variant:
     if template == "gluon_hopper":
         return gluon_samples.variant_of(PAGE_SIZE, waves=4, schedule="interleaved", **changes)
     values = VALUES | changes
-    if template == "fused":
+    if template != "persistent":
         del values["programs_per_sm"]
+    if template == "two_launch":
+        values = {"decode_num_warps": 2} | values
+        for name in ("long_weight", "schedule", "partials", "reduction"):
+            del values[name]
     return Variant.of(template, PAGE_SIZE, values)
 
 
@@ -134,11 +139,13 @@ LARGE = [
 ]  # fmt: skip
 
 
-CAPTURED = [
+CAPTURED: list[tuple[str, dict[str, Value]]] = [
+    ("two_launch", {}),
     *((template, {"reduction": reduction, "partials": partials}) for template in ("fused", "persistent")
       for reduction in ("kernel", "last_program") for partials in ("float32", "bfloat16")),
-    *(("gluon_hopper", {"dispatch": dispatch, "partials": partials, "num_stages": 3})
-      for dispatch in ("grid", "persistent", "dynamic") for partials in ("float32", "bfloat16")),
+    *(("gluon_hopper", {"dispatch": dispatch, "partials": partials, "num_stages": 3, "reduction": reduction})
+      for dispatch in ("grid", "persistent", "dynamic")
+      for reduction, partials in (("kernel", "float32"), ("kernel", "bfloat16"), ("last_program", "float32"))),
 ]  # fmt: skip
 
 
@@ -162,7 +169,35 @@ def test_one_captured_graph_serves_every_batch(template: str, changes: dict[str,
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", ["fused", "persistent"])
+@pytest.mark.parametrize(("template", "changes"), CAPTURED, ids=str)
+def test_layers_one_after_another_do_not_disturb_one_another(template: str, changes: dict[str, Value]):
+    gpu = present_gpu()
+    assert gpu is not None
+    # The second batch shares the first's lengths, so its plan, and all partial results lie where the first's did.
+    batch = Batch.parse("1x512@3000,3x1@20000,5x2@900")
+    checkers = [Checker(AttentionSpec(32, 8, 128), batch, PAGE_SIZE, "cuda", seed) for seed in (1, 2)]
+    launcher = make_launcher(variant_of(template, **changes), checkers[0].spec, gpu)
+    for checker in checkers:
+        assert checker.check(launcher).passed
+    expected = [checker.tensors.out.clone() for checker in checkers]
+    layers = [dataclasses.replace(checker.tensors, out=torch.empty_like(checker.tensors.out))
+              for checker in checkers * 30]  # fmt: skip
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for layer in layers:
+            launcher.run(layer)
+    for launch in (graph.replay, lambda: [launcher.run(layer) for layer in layers]):
+        for layer in layers:
+            layer.out.fill_(torch.nan)
+        for tensor in launcher.workspaces():
+            tensor.fill_(torch.nan)
+        launch()
+        for index, layer in enumerate(layers):
+            assert torch.equal(layer.out, expected[index % 2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("template", ["fused", "persistent", "gluon_hopper"])
 def test_who_is_last_makes_no_difference(template: str):
     gpu = present_gpu()
     assert gpu is not None

@@ -1,6 +1,5 @@
 """The plan is judged by what it covers: every row and every key it sees, once, whatever the cuts."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -9,15 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import SHORT_QUERY, TREE_TOKENS, Batch
+from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.plan import (
     WorkList,
+    _row_blocks,  # pyright: ignore
     balanced_by_part,
     balanced_segments,
-    cut_tiles,
     equal_segments,
+    fixed_segments,
+    most_rounds,
+    whole_rounds,
     work_list,
 )
+from attention_tuner.kernel_templates.tiles import _cut_rows, cut_tiles  # pyright: ignore
 
 QUERY_LENS = st.integers(1, 40) | st.integers(60, 70)
 BATCHES = st.lists(st.tuples(QUERY_LENS, st.integers(0, 3000)), min_size=1, max_size=12).map(
@@ -93,6 +97,32 @@ def test_equal_segments_cover_every_key_once(
     covered(work, batch, group, long, short)
 
 
+@given(
+    BATCHES, BODIES, BODIES, st.integers(1, 9), st.integers(1, 9), SCHEDULES, PARTIALS, st.none() | st.integers(1, 900)
+)
+@settings(deadline=None)
+def test_fixed_segments_cover_every_key_once_and_are_cut_without_regard_to_other_sequences(
+    batch: Batch, long: Body, short: Body, short_tiles: int, long_tiles: int, schedule: str, partials: int,
+    window: int | None,
+):  # fmt: skip
+    keys = 128 * short_tiles, 128 * long_tiles
+
+    def planned(batch: Batch) -> WorkList:
+        tiles = cut_tiles(batch, 4, long, short, window)
+        return work_list(tiles, fixed_segments(tiles, *keys), 4, schedule, partials)
+
+    def cuts(work: WorkList, seq: int) -> list[tuple[int, ...]]:
+        # Context, rows, the tile's first row, and the range of keys.
+        return sorted(tuple(item[1:6]) for item in work.items.tolist() if item[6] == seq)
+
+    work = planned(batch)
+    covered(work, batch, 4, long, short, window)
+    for seq, sequence in enumerate(batch.sequences):
+        assert cuts(work, seq) == cuts(planned(Batch((sequence,))), 0)
+    most = [keys[is_long] for is_long in of_long(work, batch)]
+    assert all(length <= limit for length, limit in zip(lengths(work), most, strict=True))
+
+
 @given(BATCHES, st.sampled_from((1, 4, 7)), BODIES, BODIES, st.floats(0.5, 300), st.sampled_from((1, 2, 4)), SCHEDULES)
 @settings(deadline=None)
 def test_balanced_segments_cover_every_key_once_and_none_is_longer_than_its_share(
@@ -101,7 +131,7 @@ def test_balanced_segments_cover_every_key_once_and_none_is_longer_than_its_shar
     tiles = cut_tiles(batch, group, long, short)
     work = work_list(tiles, balanced_segments(tiles, num_items, weight), 4, schedule)
     covered(work, batch, group, long, short)
-    share = (tiles.keys * np.where(tiles.is_long, weight, 1.0)).sum() / num_items
+    share = (tiles.keys * np.where(tiles.cut.is_long, weight, 1.0)).sum() / num_items
     for length, is_long in zip(lengths(work), of_long(work, batch), strict=True):
         body = long if is_long else short
         assert length <= share / (weight if is_long else 1) + body.block_n
@@ -121,38 +151,46 @@ def test_a_window_is_covered_once_and_balanced_by_the_keys_inside_it(
     covered(work, batch, group, long, short, window, has_tree_mask)
 
 
-@pytest.mark.parametrize("window", [2**31 - 1, 2**40])
-def test_a_window_longer_than_any_sequence_is_none(window: int):
-    batch, body = Batch.parse("1x30@2000000000,2x1@9"), Body(16, 16)
-    assert np.array_equal(cut_tiles(batch, 4, body, body, window).fields, cut_tiles(batch, 4, body, body).fields)
+def test_what_is_kept_of_earlier_query_lengths_is_of_the_same_tiles_and_does_not_change():
+    texts = ("1x30@100,2x1@9", "1x30@7,2x1@50", "2x1@9,1x30@100")
+    bodies = ((Body(16, 16), Body(16, 16)), (Body(32, 16), Body(16, 16)))
+    cases = list(itertools.product(texts, (4, 7), bodies, (4, 8)))
+
+    def plan(text: str, group: int, bodies: tuple[Body, Body], combine_rows: int) -> list[list[list[int]]]:
+        tiles = cut_tiles(Batch.parse(text), group, *bodies)
+        work = work_list(tiles, equal_segments(tiles, 3), combine_rows)
+        return [work.items.tolist(), work.entries.tolist()]
+
+    planned: list[list[list[list[int]]]] = []
+    for case in cases:
+        _cut_rows.cache_clear()
+        _row_blocks.cache_clear()
+        planned.append(plan(*case))
+        assert plan(*case) == planned[-1]
+    assert [plan(*case) for case in cases] == planned
 
 
-def test_sequences_without_query_tokens_have_no_tiles():
-    body = Body(16, 16)
-    for text, kept in (("2x0@50,1x1@9,1x0@0", "1x1@9"), ("1x0@7,1x40@9,3x0@0,1x1@4", "1x40@9,1x1@4")):
-        tiles, others = (cut_tiles(Batch.parse(one), 4, body, body) for one in (text, kept))
-        columns = [0, 1, 2, 3, 4, 5]
-        assert np.array_equal(tiles.fields[:, columns], others.fields[:, columns])
-        assert tiles.num_tokens == others.num_tokens
-    assert tiles.fields[:, 6].tolist() == [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5]
+def test_more_rows_of_partial_results_than_kernels_can_count_are_refused():
+    body = Body(128, 16)
+    tiles = cut_tiles(Batch.parse("64x4096@1000000"), 4, body, body)
+    with pytest.raises(BatchError, match="2118942720 rows of partial results; accepted are up to 1073741823"):
+        work_list(tiles, equal_segments(tiles, 2048), 4)
 
 
-def test_nothing_at_all_is_an_empty_list():
-    tiles = cut_tiles(Batch.parse("1x0@50,1x1@9"), 1, Body(16, 16), Body(16, 16))
-    empty = dataclasses.replace(tiles, fields=tiles.fields[:0])
-    for segments in (balanced_segments(empty, 9, 1), balanced_by_part(empty, 9), equal_segments(empty, 4)):
-        work = work_list(empty, segments, 4)
-        assert (len(work.items), len(work.entries), work.partial_rows) == (0, 0, 0)
+def test_the_longest_items_come_first_however_long():
+    batch = Batch.parse("1x1@9,1x1@1073741822,1x100@200,1x1@1073741822,1x9@0")
+    tiles = cut_tiles(batch, 1, Body(128, 16), Body(16, 16))
+    assert work_list(tiles, equal_segments(tiles, 1), 4).items[:, 6].tolist() == [2, 4, 1, 3, 0]
 
 
-@given(BATCHES, BODIES, BODIES, st.integers(1, 20), PARTIALS)
+@given(BATCHES, BODIES, BODIES, st.integers(1, 20), PARTIALS, st.sampled_from((0, 4)))
 @settings(deadline=None)
 def test_the_schedules_are_orders_of_the_same_items(
-    batch: Batch, long: Body, short: Body, segments: int, partials: int
+    batch: Batch, long: Body, short: Body, segments: int, partials: int, combine_rows: int
 ):
     tiles = cut_tiles(batch, 4, long, short)
     first, mixed = (
-        work_list(tiles, equal_segments(tiles, segments), 4, schedule, partials)
+        work_list(tiles, equal_segments(tiles, segments), combine_rows, schedule, partials)
         for schedule in ("long_first", "interleaved")
     )
     for work in (first, mixed):
@@ -160,7 +198,8 @@ def test_the_schedules_are_orders_of_the_same_items(
         for kind in (True, False):
             of_kind = [n for n, is_long in zip(lengths(work), of_long(work, batch), strict=True) if is_long is kind]
             assert of_kind == sorted(of_kind, reverse=True)
-    rows = [sorted(map(tuple, np.hstack((work.items, work.merges)).tolist())) for work in (first, mixed)]
+    parts = ((work.items,) if combine_rows else (work.items, work.merges) for work in (first, mixed))
+    rows = [sorted(map(tuple, np.hstack(matrices).tolist())) for matrices in parts]
     assert rows[0] == rows[1]
     assert first.entries.tolist() == mixed.entries.tolist()
     assert of_long(first, batch) == sorted(of_long(first, batch), reverse=True)
@@ -181,7 +220,8 @@ def test_partial_results_do_not_overlap_and_all_are_merged(
     written: dict[int, tuple[int, int]] = {}
     merged: list[int] = []
     to_merge: set[tuple[int, ...]] = set()
-    for item, merge, is_long in zip(work.items.tolist(), work.merges.tolist(), of_long(work, batch), strict=True):
+    merges = [[]] * len(work.items) if combine_rows else work.merges.tolist()
+    for item, merge, is_long in zip(work.items.tolist(), merges, of_long(work, batch), strict=True):
         _, _, num_rows, first_row, _, _, seq, slot = item
         rows = min((long if is_long else short).block_m, num_rows - first_row)
         # Those that are neither cut nor of several partial results write the output.
@@ -194,11 +234,13 @@ def test_partial_results_do_not_overlap_and_all_are_merged(
             to_merge.add((item[0], num_rows, first_row, *merge, rows, seq))
     assert sorted(written) == list(range(work.partial_rows))
     if combine_rows:
+        assert len(work.merges) == 0
         starts = np.cumsum([0, *(q for q, _ in batch.sequences)]).tolist()
         columns = work.entries[:, [0, 2, 3, 8, 9, 10]].tolist()
         entries = [(*entry, starts.index(entry[0])) for entry in columns]
     else:
         assert len(work.entries) == 0
+        assert work.merges.dtype == np.int32
         entries = sorted(to_merge)
     for _, num_rows, first_row, slot, num_partials, stride, seq in entries:
         block_m = (long if batch.sequences[seq][0] > SHORT_QUERY else short).block_m
@@ -217,19 +259,30 @@ def test_balanced_items_cost_about_the_same_and_are_about_as_many_as_asked():
     tiles = cut_tiles(batch, 4, long, short)
     work = work_list(tiles, balanced_segments(tiles, 400, 2), 4)
     costs = np.array(lengths(work)) * np.where(of_long(work, batch), 2.0, 1.0)
-    assert 400 <= len(costs) <= 400 + len(tiles.rows)
-    target = (tiles.stop * np.where(tiles.is_long, 2, 1)).sum() / 400
+    assert 400 <= len(costs) <= 400 + len(tiles.cut.rows)
+    target = (tiles.stop * np.where(tiles.cut.is_long, 2, 1)).sum() / 400
     assert costs.max() <= target + 2 * 128
 
 
-@given(BATCHES, BODIES, BODIES, st.floats(1, 200))
+@given(BATCHES, BODIES, BODIES, st.integers(1, 2), st.floats(1, 200))
 @settings(deadline=None)
-def test_there_are_no_more_items_than_asked_for_where_that_is_the_most(
-    batch: Batch, long: Body, short: Body, num_items: float
+def test_there_are_no_more_items_than_fill_whole_rounds(
+    batch: Batch, long: Body, short: Body, rounds: int, per_round: float
 ):
     tiles = cut_tiles(batch, 4, long, short)
-    work = work_list(tiles, balanced_segments(tiles, num_items, 2, is_most=True), 4)
-    assert len(work.items) <= num_items or num_items < len(tiles.rows)
+    count = len(tiles.cut.rows)
+    work = work_list(tiles, whole_rounds(tiles, rounds, per_round, 2), 4)
+    most = most_rounds(count, rounds, per_round) * per_round
+    assert len(work.items) <= (most if count <= rounds * per_round else most + count)
+
+
+@pytest.mark.parametrize(("num_seqs", "items"), [(1, 16), (2, 16), (8, 16), (9, 45), (12, 48), (16, 16), (24, 48)])
+def test_programs_that_would_be_idle_get_smaller_items(num_seqs: int, items: int):
+    # 132 multiprocessors and eight KV heads: 16.5 programs for each.
+    tiles = cut_tiles(Batch(((1, 32_767),) * num_seqs), 4, Body(128, 128), Body(64, 128))
+    segments = whole_rounds(tiles, 1, 132 / 8, 1)
+    assert segments.sum() == items
+    assert len(set(segments)) == 1
 
 
 @given(BATCHES, st.floats(1, 200))
@@ -237,11 +290,11 @@ def test_there_are_no_more_items_than_asked_for_where_that_is_the_most(
 def test_each_part_alone_is_balanced_into_so_many_items(batch: Batch, num_items: float):
     tiles = cut_tiles(batch, 4, Body(64, 16), Body(16, 16))
     segments = balanced_by_part(tiles, num_items)
-    for part in (tiles.is_long, ~tiles.is_long):
+    for part in (tiles.cut.is_long, ~tiles.cut.is_long):
         stop = tiles.stop[part]
         if len(stop):
             asked = np.ceil(stop * (num_items / stop.sum()))
-            assert np.abs(segments[part] - np.minimum(asked, tiles.key_tiles[part])).max() <= 1
+            assert np.abs(segments[part] - asked).max() <= 1
 
 
 @pytest.mark.parametrize("num_segments", [1, 3])

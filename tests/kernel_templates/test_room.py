@@ -1,5 +1,7 @@
 """What is reserved is enough for every batch within the limit, whatever its lengths."""
 
+import dataclasses
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,11 +11,12 @@ from attention_tuner.kernel_templates.plan import (
     WorkList,
     balanced_by_part,
     balanced_segments,
-    cut_tiles,
     equal_segments,
+    fixed_segments,
     work_list,
 )
 from attention_tuner.kernel_templates.room import Limit, Room
+from attention_tuner.kernel_templates.tiles import cut_tiles
 
 BATCHES = st.lists(
     st.tuples(st.one_of(st.integers(0, 9), st.integers(1, 300)), st.integers(0, 9000)), min_size=1, max_size=20
@@ -39,12 +42,16 @@ def test_there_is_room_for_every_batch_within_the_limit(
         batch.num_seqs + more_seqs, batch.num_tokens + more_tokens, group, long, short, combine_rows, partials
     )
     tiles = cut_tiles(batch, group, long, short, window, has_tree_mask)
-    assert len(tiles.rows) <= limit.tiles
-    assert tiles.rows.max() <= max(limit.tile_rows)
+    assert len(tiles.cut.rows) <= limit.tiles
+    assert tiles.cut.rows.max() <= max(limit.tile_rows)
+    short_keys, long_keys = 128 * num_segments, 128 * (1 + num_segments // 3)
+    longest = max(batch.kv_lens)
     for room, segments in (
         (limit.balanced(num_items), balanced_segments(tiles, num_items, weight)),
         (limit.balanced(2 * num_items), balanced_by_part(tiles, num_items)),
         (limit.equal(num_segments), equal_segments(tiles, num_segments)),
+        (limit.fixed(-(-longest // short_keys), -(-longest // long_keys)),
+         fixed_segments(tiles, short_keys, long_keys)),
     ):
         work = work_list(tiles, segments, combine_rows, "long_first", partials)
         assert room.holds(needed(work)), (room, needed(work))
@@ -60,3 +67,10 @@ def test_the_room_for_a_served_batch_is_no_more_than_a_few_times_what_it_takes()
     assert room.items <= 3 * work.items
     assert room.entries <= 4 * work.entries
     assert room.partial_rows <= 6 * work.partial_rows
+
+
+def test_partial_results_of_many_tokens_take_what_the_items_can_write_and_not_what_the_tokens_could():
+    limit = Limit(256, 8192, 4, Body(128, 64), Body(16, 64), 4)
+    # 66 shares of a tall tile, and one more of each tile that is cut.
+    assert limit.balanced(66).partial_rows == 2 * 66 * 128
+    assert dataclasses.replace(limit, num_tokens=767).balanced(66).partial_rows == 66 * 128 + 767 * 4

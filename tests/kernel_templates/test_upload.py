@@ -29,3 +29,16 @@ def test_what_is_planned_ahead_of_the_device_arrives_in_its_turn():
         row.copy_(upload.buffer)
     assert [row.unique().tolist() for row in seen] == [[step] for step in range(2 * HOST_BUFFERS)]
     assert upload.buffer.data_ptr() == place
+
+
+@pytest.mark.gpu
+def test_the_copy_waits_for_what_is_on_the_current_stream():
+    upload = Upload(8, "cuda")
+    side = torch.cuda.Stream()
+    upload.array()[:] = 1
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        upload.send(8)
+    before = upload.buffer.tolist()
+    side.synchronize()
+    assert (set(before), set(upload.buffer.tolist())) == ({0}, {1})

@@ -3,9 +3,10 @@ from typing import Any
 import pytest
 import torch
 
+from attention_tuner.kernel_templates import work_list_launch
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import BatchError
-from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.launch import Launcher, make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
@@ -143,6 +144,38 @@ def test_the_key_is_of_what_was_planned_last_and_not_of_what_was_there_before():
     assert launcher.launch_key() != before
     launcher.plan(Batch.parse("3x1@100"), "cpu")
     assert launcher.launch_key() == before
+
+
+@pytest.mark.parametrize(("target", "reduction", "overlaps"), [
+    ("sm_80", "kernel", False), ("sm_90", "kernel", True), ("sm_90", "last_program", False), ("sm_120", "kernel", True),
+])  # fmt: skip
+def test_the_reduction_is_launched_early_where_there_is_one_and_the_gpu_can(
+    target: str, reduction: str, overlaps: bool
+):
+    spec = AttentionSpec(4, 2, 64, "float16")
+    launcher = make_launcher(Variant.of("fused", 16, GRID_BY_HEADS | {"reduction": reduction}), spec, TARGETS[target])
+    found: list[dict[str, Any]] = []
+    launcher.start = lambda kernel, grid, arguments, constants: found.append(constants)
+    launcher.plan(Batch.parse("1x1@5000"), "cpu")
+    launcher.run(Checker(spec, Batch.parse("1x1@5"), 16, "cpu").tensors)
+    assert [each["PDL"] for each in found] == [overlaps] * (1 if reduction == "last_program" else 2)
+    # Triton's interpreter, and older Tritons, need not know the word.
+    assert [each.get("launch_pdl", False) for each in found] == [False, overlaps][: len(found)]
+
+
+@pytest.mark.parametrize(("text", "rows"), [("1x1@60000", 1), ("32x1@60000", 1), ("33x1@60000", 4), ("1x512@6000", 4)])
+def test_a_row_has_a_program_of_its_own_where_all_run_at_once(text: str, rows: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
+    monkeypatch.setattr(work_list_launch, "COMBINE_ROWS", 4)
+    for padded in (False, True):
+        launcher = make_launcher(SPLIT, AttentionSpec(32, 8, 64), TARGETS["sm_90"])
+        launcher.padded = padded
+        found: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+        launcher.start = lambda kernel, grid, arguments, constants, found=found: found.append((grid, constants))
+        launcher.plan(Batch.parse(text), "cpu")
+        launcher.run(Checker(AttentionSpec(32, 8, 64), Batch.parse("1x1@5"), 16, "cpu").tensors)
+        _, ((_, _, shares), constants) = found
+        assert (constants["ROWS"], shares) == (rows, 4 // rows)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from attention_tuner.kernel_templates.errors import NothingValidError
 from attention_tuner.tuner import cli
 
-COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "record", "doctor")
+COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "record", "recording",
+            "doctor")
 LAYER = ("--spec", SPEC.key())
 
 # One mistake a line: the command, and what its message has to name.
@@ -28,7 +29,7 @@ MISTAKES = [
     ("tune --model llama-3-8b --batch 1x-1@5", "'1x-1@5'"),
     ("tune --model llama-3-8b --batch 99999999999x1@5", "99999999999x1@5"),
     ("tune --model llama-3-8b --batch 99999999x1@5", "up to 65536 sequences"),
-    ("tune --model llama-3-8b --batch 1x1@9999999999", "2147483647 tokens"),
+    ("tune --model llama-3-8b --batch 1x1@9999999999", "1073741823 tokens"),
     (f"tune --model {'m' * 300}", "name too long"),
     ("tune --model llama-3-8b --db .", "cannot be opened"),
     ("tune --model llama-3-8b --page-size 17", "'17'"),
@@ -48,6 +49,13 @@ MISTAKES = [
     ("tune --model llama-3-8b --db foreign.db", "foreign.db"),
     ("tune --model llama-3-8b --db note.txt/tuner.db", "note.txt"),
     ("tune", "--model"),
+    ("tune --replay nosuch", "'nosuch'"),
+    ("tune --replay config.json", "'config.json'"),
+    ("tune --replay nosuch --db new.db", "--db"),
+    ("tune --replay nosuch --dry-run", "--dry-run"),
+    ("tune --replay nosuch --tp 2", "--model"),
+    ("tune --replay nosuch --sampler oracle", "'oracle'"),
+    ("recording nosuch", "'nosuch'"),
     ("generate --model llama-3-8b --gpu sm_12", "'sm_12'"),
     ("generate --model llama-3-8b --limit x", "'x'"),
     ("check --model llama-3-8b --variant unified:page_size=16", "'unified:page_size=16'"),
@@ -101,7 +109,7 @@ def test_every_command_has_a_help_with_an_example_of_itself(name: str) -> None:
     text = help_of(name)
     example = re.search(rf"Example:\n +{cli.PROGRAM} {name}(.*)\n", text)
     assert example, text
-    for option in re.findall(r"--[a-z-]+", example[1]):
+    for option in re.findall(r"--[a-z][a-z0-9-]*", example[1]):
         assert f"{option} " in text.replace(example[0], ""), option
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cli_samples import SPEC, Lines
+from recording_samples import small_recording
 
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Timed
@@ -65,3 +66,25 @@ def test_what_cannot_be_recorded_is_refused_and_nothing_written(
     assert says in lines.err
     assert len(lines.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_is_shown_and_written_for_other_tools(lines: Lines, tmp_path: Path) -> None:
+    small_recording().save(tmp_path / "small.json.gz")
+    assert lines.run("recording", str(tmp_path / "small.json.gz")) == 0
+    assert "by hand on sm_90" in lines.out
+    assert "killed by SIGSEGV" in lines.out
+    assert [path.name for path in tmp_path.iterdir()] == ["small.json.gz"]
+    folder = tmp_path / "t4"
+    assert lines.run("recording", str(tmp_path / "small.json.gz"), "--t4", str(folder), "--json") == 0
+    document = json.loads(lines.out)
+    assert (document["grid"], len(document["tasks"])) == ("by hand", 2)
+    assert sorted(document["t4_files"]) == sorted(map(str, folder.iterdir()))
+
+
+def test_a_file_is_no_folder_for_other_tools(lines: Lines, tmp_path: Path) -> None:
+    small_recording().save(tmp_path / "small.json.gz")
+    taken = str(tmp_path / "small.json.gz")
+    for folder in (taken, str(tmp_path / "nosuch" / "t4")):
+        assert lines.run("recording", taken, "--t4", folder) == 2
+        assert len(lines.err.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["small.json.gz"]

@@ -10,6 +10,7 @@ import pytest
 from cli_samples import BATCH, H100, SPEC, Lines, config, database
 
 from attention_tuner.db import Setting, Store, TrialRecord, export_json, import_json, load_table
+from attention_tuner.db.losses import Loss
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import (
@@ -114,7 +115,8 @@ def test_an_export_imports_to_the_same_answers(lines: Lines, path: str, tmp_path
 def test_an_export_can_be_of_one_gpu(lines: Lines, path: str, tmp_path: Path) -> None:
     exported = tmp_path / "out.json"
     assert lines.run("export", str(exported), "--gpu", "NVIDIA H100", "--db", path, "--json") == 0
-    assert json.loads(lines.out) == {"file": str(exported), "configs": 1, "kept": 0, "provisional": 0, "left_out": 0}
+    assert json.loads(lines.out) == {"file": str(exported), "configs": 1, "kept": 0, "provisional": 0, "left_out": 0,
+                                     "dropped": []}
 
 
 def test_an_export_leaves_out_what_is_provisional_unless_it_is_asked_for(lines: Lines, tmp_path: Path) -> None:
@@ -175,7 +177,8 @@ def test_an_export_that_grows_keeps_what_it_held_provisionally(lines: Lines, tmp
     path, exported = database(tmp_path, stored, passed), tmp_path / "out.json"
     export_json([held], exported)
     assert lines.run("export", str(exported), "--merge", "--db", path, "--json") == 0
-    assert json.loads(lines.out) == {"file": str(exported), "configs": 2, "kept": 1, "provisional": 1, "left_out": 1}
+    assert json.loads(lines.out) == {"file": str(exported), "configs": 2, "kept": 1, "provisional": 1, "left_out": 1,
+                                     "dropped": []}
     assert set(import_json(exported)) == {held, passed}
 
 
@@ -189,10 +192,16 @@ def test_an_export_can_grow_the_one_that_is_there(lines: Lines, tmp_path: Path) 
     export_json([old, better, gone], exported)
     assert lines.run("export", str(exported), "--merge", "--db", path) == 0
     assert lines.out == f"3 configs written to {exported}, 2 of which it held before\n"
+    assert "was not kept: it cannot run any more: its template is not installed" in lines.err
+    assert "it takes 2 ms, 100.0% more than the 1 ms of the one kept" in lines.err
     assert set(import_json(exported)) == {old, better, new}
     text = exported.read_text()
     assert lines.run("export", str(exported), "--merge", "--db", path, "--json") == 0
-    assert json.loads(lines.out) == {"file": str(exported), "configs": 3, "kept": 2, "provisional": 0, "left_out": 0}
+    document = json.loads(lines.out)
+    (dropped,) = document.pop("dropped")
+    assert document == {"file": str(exported), "configs": 3, "kept": 2, "provisional": 0, "left_out": 0}
+    assert (dropped["batch"], dropped["kept"]) == ("2x1@48", better.variant.key())
+    assert "100.0% more" in dropped["reason"]
     assert exported.read_text() == text
 
 
@@ -268,3 +277,55 @@ def test_importing_a_bad_file_makes_no_database(lines: Lines, path: str, tmp_pat
     assert ".batch' cannot be used: cannot read 'garbage'" in lines.err
     assert lines.err.count("\n") == 1
     assert not other.parent.exists()
+
+
+def test_two_databases_are_merged_and_why_is_said(lines: Lines, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    slow, quick = config(H100, ms=4.0), config(H100, Batch.parse("2x1@48"), ms=1.0, full_check=False)
+    mine = database(tmp_path / "a", slow, config(H100, Batch.parse("2x1@48")))
+    other = database(tmp_path / "b", config(H100), quick, config(H100, Batch.parse("2x1@99")))
+    with Store.open(other) as store:
+        store.put_losses("NVIDIA H100", [Loss("NVIDIA H100", "bucket", 0.0, 2, 0.01)])
+    assert lines.run("import", other, "--merge", "--db", mine) == 0
+    assert lines.out == f"2 configs of {other} stored in {mine}\n"
+    assert "it takes 4 ms, 100.0% more than the 2 ms of the one kept" in lines.err
+    assert "it has passed the quick check only" in lines.err
+    with Store.open(mine, create=False) as store:
+        assert sorted((best.batch, best.timing.median_ms) for best in store.best_configs()) == [
+            (str(BATCH), 2.0), ("2x1@48", 2.0), ("2x1@99", 2.0)]
+        assert [loss.loss for loss in store.losses()] == [0.01]
+    assert lines.run("import", other, "--db", mine, "--json") == 0
+    assert json.loads(lines.out) == {"database": mine, "configs": 3, "dropped": []}
+
+
+@pytest.mark.parametrize("form", ["json", "folder", "table"])
+def test_every_format_is_imported_to_the_same_answers(lines: Lines, path: str, tmp_path: Path, form: str) -> None:
+    exported, other = str(tmp_path / "out"), str(tmp_path / "other.db")
+    assert lines.run("export", exported, "--format", form, "--db", path) == 0
+    assert lines.run("import", exported, "--db", other) == 0
+    assert load_table(other).id == load_table(path).id
+    asked = ("lookup", *LAYER, "--batch", str(BATCH), "--gpu", "NVIDIA H100", "--db", str(tmp_path / "none.db"))
+    with Store.open(tmp_path / "none.db"):
+        pass
+    assert lines.run(*asked, "--configs", exported) == 0
+    assert "source exact: in a file, tuned on" in lines.out
+
+
+def test_an_unknown_format_is_refused(lines: Lines, path: str, tmp_path: Path) -> None:
+    assert lines.run("export", str(tmp_path / "out"), "--format", "yaml", "--db", path) == 2
+    assert "unknown format 'yaml'; accepted are json, folder, table" in lines.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_lookup_can_be_strict_and_borrow_where_it_is_told_to(lines: Lines, path: str) -> None:
+    asked = ("lookup", *LAYER, "--batch", "1x64@32,2x1@40", "--db", path)
+    assert lines.run(*asked, "--gpu", "NVIDIA H100", "--worst", "bucket") == 1
+    assert "nothing is tuned on NVIDIA H100 for bucket" in lines.err
+    assert lines.run(*asked, "--gpu", "NVIDIA H100", "--worst", "fastest") == 2
+    assert "no source 'fastest'" in lines.err
+    assert lines.run(*asked, "--gpu", "sm_90") == 0
+    assert "source heuristic" in lines.out
+    assert lines.run(*asked, "--gpu", "sm_90", "--like", "NVIDIA H100", "--json") == 0
+    assert [(answer["source"], answer["lender"]) for answer in documents(lines, "answers")] == [
+        ("neighbour", "NVIDIA H100")]

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from cli_samples import BATCH, H100, SPEC, Lines, config
 
-from attention_tuner.db import Store
+from attention_tuner.db import ConfigTable, Store, write_misses
 from attention_tuner.kernel_templates import device
+from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.tuner import cache
@@ -290,3 +291,39 @@ def test_the_cache_of_compiled_kernels_is_pruned_at_the_start(
     monkeypatch.setattr(cache, "prune", pruned.append)
     assert lines.run("tune", *LAYER, "--batch", str(BATCH)) == 0
     assert pruned == [cache.triton_cache()]
+
+
+def misses(path: Path, gpu: Gpu) -> str:
+    """A file of what a table without configs was asked about `gpu`."""
+    table = ConfigTable.of([])
+    for batch, times in ((BATCH, 1), (BATCH.parse("2x1@48"), 3)):
+        for _ in range(times):
+            table.lookup(SPEC, batch, 32, gpu)
+    write_misses(table.coverage(), path)
+    return str(path)
+
+
+def test_what_lookups_missed_is_tuned_the_most_frequent_first(lines: Lines, search: Search, tmp_path: Path) -> None:
+    assert lines.run("tune", "--from-misses", misses(tmp_path / "misses.json", INTERPRETER)) == 0
+    assert [(task.spec, task.page_size) for task in search.tasks] == [(SPEC, 32)] * 2
+    assert [BatchBucket.of(task.batch) for task in search.tasks] == [
+        BatchBucket.of(batch) for batch in (BATCH.parse("2x1@48"), BATCH)]
+
+
+@pytest.mark.parametrize("other", [LAYER, ("--model", "llama-3-8b"), ("--batch", "1x1@1"), ("--page-size", "16"),
+                                   ("--suite", "decode"), ("--tp", "2")])
+def test_misses_say_themselves_what_to_tune(
+    lines: Lines, search: Search, tmp_path: Path, other: tuple[str, ...]
+) -> None:
+    assert lines.run("tune", "--from-misses", misses(tmp_path / "misses.json", INTERPRETER), *other) == 2
+    assert "--from-misses says itself" in lines.err
+    assert search.tasks == ()
+
+
+def test_misses_of_another_gpu_are_not_tuned(lines: Lines, search: Search, tmp_path: Path) -> None:
+    path = misses(tmp_path / "misses.json", H100)
+    assert lines.run("tune", "--from-misses", path) == 2
+    assert "holds no miss of Triton interpreter: its misses are of NVIDIA H100" in lines.err
+    assert lines.run("tune", "--from-misses", str(tmp_path / "none")) == 2
+    assert "expected a file of misses" in lines.err
+    assert not (tmp_path / "tuner.db").exists()

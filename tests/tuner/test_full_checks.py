@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from cli_samples import H100, SPEC, config
@@ -16,12 +16,36 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.tuner import full_checks
 from attention_tuner.tuner.full_check import FRESH_PROCESSES, cases_of
 from attention_tuner.tuner.full_checks import Subject, run_full_checks, subjects_of
-from attention_tuner.tuner.jobs import FullCheckJob, SanitizeJob
+from attention_tuner.tuner.jobs import CompileJob, FullCheckJob, SanitizeJob
 
 ONE = Subject(SPEC, config().variant)
 TWO = Subject(SPEC, config().variant.replace(block_n=64))
 FUSED = Subject(SPEC, config().variant.replace(block_n=128))
 NOW = Environment("hash", "3.9", "2.13", "")
+
+
+class FakePool:
+    """Has compiled at once what is submitted."""
+
+    jobs: ClassVar[list[CompileJob]] = []
+
+    def __init__(self) -> None:
+        self.pending = 0
+        FakePool.jobs = []
+
+    def submit(self, job: CompileJob) -> None:
+        self.jobs.append(job)
+        self.pending += 1
+
+    def results(self, wait_s: float) -> list[Any]:
+        self.pending -= 1
+        return []
+
+    def __enter__(self) -> FakePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert not self.pending
 
 
 def now(template: str, gpu: Gpu) -> Environment:
@@ -34,6 +58,7 @@ class FakeWorker:
     def __init__(self) -> None:
         self.jobs: list[Any] = []
         self.failing: dict[Subject, str] = {}
+        self.is_started = False
 
     def run(self, job: Any, timeout_s: float) -> CaseResult:
         self.jobs.append(job)
@@ -41,6 +66,9 @@ class FakeWorker:
         if self.failing.get(Subject(job.spec, job.variant)) == name:
             return CaseResult(name, "failed", reason="it hung")
         return CaseResult(name, "passed", 0.5)
+
+    def start(self) -> None:
+        self.is_started = True
 
     def free(self) -> None:
         pass
@@ -63,6 +91,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
         return made[-1]
 
     monkeypatch.setattr(full_checks.Worker, "on", on)
+    monkeypatch.setattr(full_checks, "CompilePool", FakePool)
     full = FakeWorker()
     full.failing = failing
     made.append(full)
@@ -97,6 +126,10 @@ def test_on_a_gpu_there_are_fresh_processes_and_a_sample_is_sanitized(workers: l
     checks = list(run_full_checks([ONE, TWO], H100, now))
     _, worker, *fresh = workers
     assert len(fresh) == FRESH_PROCESSES
+    assert all(each.is_started for each in fresh)
+    # All code is compiled before, the log-sum-exp's too.
+    assert [(job.variant, job.lse) for job in FakePool.jobs] == [
+        (ONE.variant, False), (ONE.variant, True), (TWO.variant, False), (TWO.variant, True)]
     assert [[job.variant for job in each.jobs] for each in fresh] == [[ONE.variant, TWO.variant]] * FRESH_PROCESSES
     assert [job.variant for job in worker.jobs if isinstance(job, SanitizeJob)] == [ONE.variant]
     assert [check.cases[-1].state for check in checks] == ["passed", "not run"]

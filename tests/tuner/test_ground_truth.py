@@ -17,7 +17,6 @@ from attention_tuner.tuner.ground_truth import (
     code_of,
     grid_tasks,
     ordered_codes,
-    outcomes,
     recording_of,
     setting_of,
     short_name,
@@ -78,7 +77,6 @@ def test_a_recording_is_made_of_what_is_stored_with_what_it_cost(tmp_path: Path)
     assert (made.grid, made.gpu, made.regime) == ("small", GPU, REGIME)
     assert made.environments == {"unified": environment("unified", GPU)}
     assert made.recorded_at[0] < made.recorded_at[1]
-    assert dict(outcomes(made)) == {task: {"timed": 1, "failed": 1}}
 
 
 def test_names_in_notes_tell_tasks_apart() -> None:

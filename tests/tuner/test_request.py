@@ -179,3 +179,9 @@ def test_a_variant_that_is_invalid_here_is_refused_with_the_reason() -> None:
     key = default_variant(SPEC, BATCH, 16).replace(block_m=128, num_warps=1).key()
     with pytest.raises(VariantError, match=r"cannot run layer .* registers"):
         request.variant(key, WIDE_SPEC, 16, H100)
+
+
+def test_options_that_do_not_go_with_another_are_refused_by_name() -> None:
+    request.refuse_beside("--replay", db=None, dry_run=False)
+    with pytest.raises(InputError, match="--dry-run does not go with --replay"):
+        request.refuse_beside("--replay", db=None, dry_run=True, gpu="sm_90")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from cli_samples import BATCH, H100, SMALL_GPU, SPEC, WIDE_SPEC, config
@@ -68,6 +69,10 @@ def test_an_answer_is_told_with_whose_it_is() -> None:
         text = wording.origin(table.lookup(SPEC, BATCH, 16, H100))
         assert text.startswith(f"{whose}, tuned on {BATCH}, 2 ms there, 2.00x over the default")
     assert wording.origin(ConfigTable.of([]).lookup(SPEC, BATCH, 16, H100)).startswith("nothing tuned fits")
+    answer = ConfigTable.of([stored]).lookup(SPEC, BATCH, 16, H100)
+    lent = wording.origin(replace(answer, origin="file", lender="NVIDIA H200", loss=0.0234))
+    assert lent.startswith("in a file, tuned on NVIDIA H200 on ")
+    assert lent.endswith("; such answers lose 2.3% in the median")
 
 
 def test_a_speed_up_is_over_the_default_or_over_what_stood_in_for_it() -> None:

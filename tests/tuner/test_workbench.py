@@ -47,7 +47,7 @@ def test_the_interpreter_rotates_nothing() -> None:
 def test_l2_is_flushed_where_the_sets_do_not_exceed_it(gpu: Gpu, regime: Regime, count: int, flushes: bool) -> None:
     bench = Workbench(TASK, gpu)
     bench.device = "cpu"
-    flush = bench._flush(count, regime)
+    flush = bench.flush(count, regime)
     assert (flush is not None) == flushes
     if flush is not None:
         flush()

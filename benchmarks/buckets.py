@@ -1,0 +1,147 @@
+"""How wide may a bucket be? What the shapes that share one lose by each other's winners, for several widths.
+
+In a bucket of width 2 no size of a batch is more than twice that of another, as `BatchBucket` has it. The widest of
+which the worst loss stays below 3 % is the one to have. Times are those of trials in the databases given, and with
+`--measure`, on a GPU, of races of the winners that any width would let answer. `suites/buckets.json` has batches at the
+middle and at the edges of their buckets; tune these first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import record
+from leave_one_out import RACE_LIMIT_S, Times, percent, trial_times
+
+from attention_tuner.db import Store
+from attention_tuner.kernel_templates.batch import Batch, BatchSummary
+from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.outcome import BestConfig, Timing
+from attention_tuner.kernel_templates.template import template_of, why_invalid
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.commands_tune import _executor as command_executor
+from attention_tuner.tuner.jobs import RaceJob
+from attention_tuner.tuner.task import Task
+
+WIDTHS = (2**0.5, 2.0, 4.0, 8.0)
+WANTED = 0.03
+# What another variant beats by more on the shape itself is no winner: its search had not raced them.
+SLIP = 1.1
+
+
+def sizes(config: BestConfig) -> tuple[float, ...]:
+    """What a bucket rounds, in the order of its fields."""
+    summary = BatchSummary.of(Batch.parse(config.batch))
+    skew = summary.short_longest * summary.short_seqs / summary.short_kv if summary.short_kv else 0.0
+    return (summary.short_seqs, summary.short_rows, summary.short_kv, summary.long_seqs, summary.long_rows,
+            summary.long_kv, skew)  # fmt: skip
+
+
+def can_share(one: BestConfig, other: BestConfig, width: float) -> bool:
+    """Whether some bucket of `width` can hold the batches of both: no size differs by more than this factor."""
+    places = ((c.shape.spec, c.variant.page_size, c.gpu.name, c.gpu.num_sms) for c in (one, other))
+    if next(places) != next(places):
+        return False
+    both = zip(sizes(one), sizes(other), strict=True)
+    return all(bool(a) == bool(b) and max(a, b) <= width * min(a, b) for a, b in both)
+
+
+def as_run(variant: Variant, config: BestConfig) -> Variant:
+    """A winner as it would run for the batch of `config`."""
+    return template_of(variant).settle(variant, config.shape.bucket)
+
+
+def pairs(configs: Sequence[BestConfig], width: float) -> list[tuple[BestConfig, BestConfig]]:
+    """Every shape with every other that can be in its bucket."""
+    return [(asked, other) for asked, other in itertools.permutations(configs, 2)
+            if asked.batch != other.batch and can_share(asked, other, width)]  # fmt: skip
+
+
+def losses(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times], width: float) -> list[dict[str, Any]]:
+    """What each shape loses by the winner of each other one of its bucket, where both were timed there."""
+    found: list[dict[str, Any]] = []
+    for asked, other in pairs(configs, width):
+        known, variant = times[asked], as_run(other.variant, asked)
+        if variant in known and asked.variant in known:
+            found.append({"batch": asked.batch, "page_size": asked.variant.page_size, "spec": asked.shape.spec.key(),
+                          "tuned_on": other.batch, "loss": known[variant] / known[asked.variant] - 1})  # fmt: skip
+    return found
+
+
+def summary(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times], width: float) -> dict[str, Any]:
+    """How many shapes share a bucket of `width`, and what they lose."""
+    found = losses(configs, times, width)
+    values = [row["loss"] for row in found]
+    return {
+        "width": width,
+        "pairs": len(pairs(configs, width)),
+        "timed": len(values),
+        "median": statistics.median(values) if values else None,
+        "worst": max(values, default=None),
+        "worst_pairs": sorted(found, key=lambda row: -row["loss"])[:5],
+    }
+
+
+def recommended(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The widest bucket in which nothing loses 3 %, as do none narrower; None where nothing is known of width 2."""
+    fit = list(itertools.takewhile(lambda row: row["worst"] is None or row["worst"] < WANTED, rows))
+    known = [row["width"] for row in fit if row["worst"] is not None]
+    return max(known, default=None)
+
+
+def measured(configs: Sequence[BestConfig], gpu: Gpu, rounds: int) -> dict[BestConfig, Times]:
+    """The median times of each shape's winner and of all that share its widest bucket, raced on the GPU here."""
+    widest = pairs(configs, WIDTHS[-1])
+    found: dict[BestConfig, Times] = {}
+    with contextlib.closing(command_executor(gpu)) as executor:
+        racer = executor.racer or executor.worker
+        for config in configs:
+            others = (as_run(other.variant, config) for asked, other in widest if asked == config)
+            valid = (v for v in (config.variant, *others) if why_invalid(v, config.shape.spec, gpu) is None)
+            task = Task(config.shape.spec, Batch.parse(config.batch), config.variant.page_size)
+            result = racer.submit(RaceJob(task, tuple(dict.fromkeys(valid)), rounds), RACE_LIMIT_S).result()
+            timings = result.timings.items()
+            found[config] = {v: timing.median_ms for v, timing in timings if isinstance(timing, Timing)}
+    return found
+
+
+def main() -> None:
+    parser = record.parser(__doc__)
+    parser.add_argument("--db", nargs="+", required=True, metavar="DATABASE", help="databases of tuned shapes")
+    parser.add_argument("--measure", action="store_true", help="race the winners on the GPU that is here")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of each race")
+    options: argparse.Namespace = parser.parse_args()
+    configs: list[BestConfig] = []
+    for path in options.db:
+        with Store.open(path) as store:
+            configs += store.best_configs()
+    if options.measure:
+        gpu = record.machine(interpreter=False)
+        configs = [config for config in configs if config.gpu.name == gpu.name]
+        times: Mapping[BestConfig, Times] = measured(configs, gpu, options.rounds)
+    else:
+        times = trial_times(options.db, configs)
+    configs = [c for c in configs if times[c].get(c.variant, 0.0) <= SLIP * min(times[c].values())]
+    rows = [summary(configs, times, width) for width in WIDTHS]
+    widest = recommended(rows)
+    record.write(options.out, {
+        "wanted": WANTED, "recommended_width": widest, "measured": options.measure, "widths": rows,
+        "shapes": [{"spec": c.shape.spec.key(), "page_size": c.variant.page_size, "batch": c.batch,
+                    "summary": asdict(BatchSummary.of(Batch.parse(c.batch))), "best": c.variant.key(),
+                    "times_ms": {variant.key(): ms for variant, ms in times[c].items()} if options.measure else None}
+                   for c in configs],
+    })  # fmt: skip
+    record.print_table(("width", "pairs", "timed", "median loss", "worst"), [
+        [f"{row['width']:.3g}", *(str(row[name]) for name in ("pairs", "timed")), percent(row["median"]),
+         percent(row["worst"])] for row in rows])
+    print("too little was tuned to tell" if widest is None else f"the widest below {WANTED:.0%}: {widest:.3g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""What a lookup loses where nothing was tuned: each tuned shape is left out in turn, and what is answered is timed.
+
+Times are those of the trials in the databases given with `--db`; with `--measure`, on a GPU, the answer, the best known
+variant and the default race anew. Rows say for several reaches how far a neighbour should answer before the heuristic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import math
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import record
+
+from attention_tuner.db import Chain, Store, read_configs, shipped_configs
+from attention_tuner.db.answer import REACH
+from attention_tuner.db.losses import LeftOut, leave_one_out, pooled
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.outcome import BestConfig, Timing
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.commands_tune import _executor as command_executor
+from attention_tuner.tuner.jobs import RaceJob
+from attention_tuner.tuner.race import Interval, compare
+from attention_tuner.tuner.run import Executor
+from attention_tuner.tuner.task import Task
+
+# 0 leaves all to the heuristic.
+REACHES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 16.0, math.inf)
+RACE_LIMIT_S = 120.0
+
+Times = Mapping[Variant, float]
+
+
+def trial_times(databases: Sequence[str], configs: Sequence[BestConfig]) -> dict[BestConfig, Times]:
+    """The median times of the trials in the setting of each config, the least where several databases have some.
+
+    Without any, the config's own time alone.
+    """
+    found: dict[BestConfig, dict[Variant, float]] = {config: {} for config in configs}
+    for path in databases:
+        with Store.open(path) as store:
+            for config, times in found.items():
+                for variant, ms in store.times(config).items():
+                    times[variant] = min(ms, times.get(variant, math.inf))
+    return {config: times or {config.variant: config.timing.median_ms} for config, times in found.items()}
+
+
+def default_of(config: BestConfig) -> Variant:
+    """The variant that every search must beat."""
+    return default_variant(config.shape.spec, Batch.parse(config.batch), config.variant.page_size)
+
+
+def summary(reach: float, left_out: Sequence[LeftOut]) -> dict[str, Any]:
+    """The losses of all shapes with neighbours up to `reach`, and of each source."""
+    known = [each.loss for each in left_out if each.loss is not None]
+    sources: dict[str, list[float]] = {}
+    for each in left_out:
+        if each.loss is not None:
+            sources.setdefault(each.answer.source, []).append(each.loss)
+    return {
+        "reach": reach if math.isfinite(reach) else None,
+        "shapes": len(left_out),
+        "sources": dict(Counter(each.answer.source for each in left_out)),
+        "never_timed": len(left_out) - len(known),
+        "median": statistics.median(known) if known else None,
+        "worst": max(known, default=None),
+        "above_10_percent": sum(loss > 0.1 for loss in known),
+        "median_by_source": {source: statistics.median(losses) for source, losses in sources.items()},
+    }
+
+
+def shape(each: LeftOut, times: Times) -> dict[str, Any]:
+    """One shape that was left out, as it is kept in the results."""
+    config, default_ms = each.config, times.get(default_of(each.config))
+    return {
+        "spec": config.shape.spec.key(), "page_size": config.variant.page_size, "batch": config.batch,
+        "source": each.answer.source, "distance": each.answer.distance, "answer": each.answer.variant.key(),
+        "best": config.variant.key(), "served_ms": each.served_ms, "best_ms": each.best_ms, "default_ms": default_ms,
+        "loss": each.loss,
+    }  # fmt: skip
+
+
+def raced(each: LeftOut, rounds: int, executor: Executor) -> dict[str, Any]:
+    """The answer for a shape beside the variant tuned for it and the default, timed in turns."""
+    config = each.config
+    task = Task(config.shape.spec, Batch.parse(config.batch), config.variant.page_size)
+    served, best, default = each.answer.variant, config.variant, default_of(config)
+    entrants = tuple(dict.fromkeys((served, best, default)))
+    racer = executor.racer or executor.worker
+    result = racer.submit(RaceJob(task, entrants, rounds), RACE_LIMIT_S).result()
+    times = {variant: timing for variant, timing in result.timings.items() if isinstance(timing, Timing)}
+    failed = {variant.key(): str(result.timings[variant]) for variant in entrants if variant not in times}
+
+    def against(other: Variant) -> dict[str, float | None] | None:
+        if served == other:
+            return {"low": 0.0, "median": 0.0, "high": 0.0}
+        return fractions(compare(times[served], times[other])) if {served, other} <= times.keys() else None
+
+    return {"is_steady": result.is_steady, "failed": failed, "over_best": against(best),
+            "over_default": against(default),
+            "samples_ms": {variant.key(): timing.samples_ms for variant, timing in times.items()}}  # fmt: skip
+
+
+def fractions(interval: Interval) -> dict[str, float | None]:
+    """An interval of log-ratios as fractions, None for a bound that is not known."""
+    bounds = {name: getattr(interval, name) for name in ("low", "median", "high")}
+    return {name: math.expm1(value) if math.isfinite(value) else None for name, value in bounds.items()}
+
+
+def measured(left_out: Sequence[LeftOut], gpu: Gpu, rounds: int) -> list[dict[str, Any]]:
+    """Every shape raced, in the order of `left_out`."""
+    with contextlib.closing(command_executor(gpu)) as executor:
+        return [raced(each, rounds, executor) for each in left_out]
+
+
+def main() -> None:
+    parser = record.parser(__doc__)
+    parser.add_argument("--db", nargs="*", default=[], metavar="DATABASE", help="databases with the trials to read")
+    parser.add_argument("--configs", metavar="EXPORT", help="the configs to leave out, by default those that ship")
+    parser.add_argument("--measure", action="store_true", help="race each answer on the GPU that is here")
+    parser.add_argument("--rounds", type=int, default=30, help="rounds of each race")
+    options: argparse.Namespace = parser.parse_args()
+    if not options.db and not options.measure:
+        sys.exit("this needs --db, or --measure and a GPU")
+    gpu = record.machine(interpreter=False) if options.measure else None
+    configs = read_configs(options.configs).configs if options.configs else shipped_configs(gpu)
+    times = trial_times(options.db, configs)
+    # Of some hundred tables, each would tell which shapes it lacks.
+    logging.getLogger("attention_tuner").setLevel(logging.ERROR)
+    by_reach = {reach: leave_one_out(configs, times.__getitem__, Chain(reach=reach)) for reach in REACHES}
+    chosen = by_reach[REACH]
+    found: dict[str, Any] = {
+        "databases": len(options.db), "reach": REACH,
+        "by_reach": [summary(reach, left_out) for reach, left_out in by_reach.items()],
+        "losses": [asdict(loss) for loss in pooled(chosen)],
+        "shapes": [shape(each, times[each.config]) for each in chosen],
+    }  # fmt: skip
+    if gpu is not None:
+        for row, race in zip(found["shapes"], measured(chosen, gpu, options.rounds), strict=True):
+            row["race"] = race
+    record.write(options.out, found)
+    show(found)
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Print what the results hold."""
+    record.print_table(("reach", "shapes", "sources", "not timed", "median loss", "worst", "above 10 %"), [
+        ["any" if row["reach"] is None else f"{row['reach']:g}", str(row["shapes"]),
+         " ".join(f"{count} {source}" for source, count in row["sources"].items()), str(row["never_timed"]),
+         percent(row["median"]), percent(row["worst"]), str(row["above_10_percent"])] for row in found["by_reach"]])
+    print(f"with reach {found['reach']:g}")
+    columns = ("shape", "page", "source", "distance", "loss", "default / answer", "raced over best", "over default")
+    record.print_table(columns, [
+        [row["batch"][:28], str(row["page_size"]), row["source"], f"{row['distance'] or 0:g}", percent(row["loss"]),
+         f"{row['default_ms'] / row['served_ms']:.2f}" if row["default_ms"] and row["served_ms"] else "-",
+         *(percent((row.get("race", {}).get(name) or {}).get("median")) for name in ("over_best", "over_default"))]
+        for row in found["shapes"]])
+
+
+if __name__ == "__main__":
+    main()

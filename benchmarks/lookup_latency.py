@@ -1,0 +1,167 @@
+"""What a lookup costs an engine: hot and first answers at three sizes of the table, the summary of a batch, loading."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import record
+import synthetic
+
+from attention_tuner.db import ConfigTable, Exported, Store, load_table, write_configs
+from attention_tuner.kernel_templates.batch import BatchBucket
+from attention_tuner.kernel_templates.outcome import BestConfig
+
+SIZES = (10, 1_000, 100_000)
+COLD_ROWS = 10_000
+SEQUENCES = 256
+QUESTIONS = 64
+IMPORT = "import time; t = time.perf_counter(); import attention_tuner.db; print(time.perf_counter() - t)"
+
+
+def spread(times: Sequence[float], unit: float) -> dict[str, float]:
+    """The median and the 99th percentile of times in seconds, in `unit` seconds."""
+    return {"median": statistics.median(times) / unit, "p99": statistics.quantiles(times, n=100)[98] / unit}
+
+
+def each(call: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each call by itself, the clock's own included."""
+    clock = time.perf_counter
+    times: list[float] = []
+    for _ in range(repeats):
+        start = clock()
+        call()
+        times.append(clock() - start)
+    return times
+
+
+def questions(configs: Sequence[BestConfig]) -> list[tuple[Any, ...]]:
+    """What an engine asks of one layer: buckets that were tuned and others, each made anew as in every step."""
+    draw = random.Random(1)
+    config = configs[0]
+    spec, page_size, gpu = config.shape.spec, config.variant.page_size, config.gpu
+    alike = [c.shape.bucket for c in configs if (c.shape.spec, c.variant.page_size) == (spec, page_size)]
+    tuned = [draw.choice(alike) for _ in range(QUESTIONS // 2)]
+    other = [BatchBucket.of(synthetic.batch(draw)) for _ in range(QUESTIONS // 2)]
+    return [(spec, BatchBucket(*bucket.sizes), page_size, gpu) for bucket in (*tuned, *other)]
+
+
+def latency(configs: Sequence[BestConfig], repeats: int) -> dict[str, Any]:
+    """The first and the hot answers of a table of `configs`, in microseconds, and what the hot ones leave behind."""
+    table = ConfigTable.of(configs)
+    asked = questions(configs)
+    opening = each(lambda: table.lookup(*asked[0]), 1)[0]
+    first = [each(lambda question=question: table.lookup(*question), 1)[0] for question in asked[1:]]
+    again = questions(configs)
+    endless = itertools.cycle(again)
+    hot = each(lambda: table.lookup(*next(endless)), repeats)
+    empty = each(lambda: next(endless), repeats)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for question in itertools.islice(endless, repeats):
+        table.lookup(*question)
+    gc.collect()
+    growth = sys.getallocatedblocks() - before
+    sources = {source: count for source, count in table.coverage().counts.items() if count}
+    return {"rows": len(configs), "hot_us": spread(hot, 1e-6), "of_which_the_loop_us": statistics.median(empty) * 1e6,
+            "first_us": spread(first, 1e-6), "first_of_a_layer_ms": opening * 1e3,
+            "blocks_after_hot_calls": growth, "lookups_by_source": sources}  # fmt: skip
+
+
+def summary(repeats: int) -> dict[str, Any]:
+    """The bucket of a batch of 256 sequences from arrays, and with the lookup behind it, in microseconds."""
+    draw = random.Random(2)
+    query = np.ones(SEQUENCES, np.int32)
+    query[0] = 512
+    contexts = [np.array([draw.randint(16, 60_000) for _ in range(SEQUENCES)], np.int32) for _ in range(50)]
+    configs = synthetic.configs(1_000)
+    table = ConfigTable.of(configs)
+    spec, page_size, gpu = configs[0].shape.spec, configs[0].variant.page_size, configs[0].gpu
+    endless = itertools.cycle(contexts)
+
+    def step() -> None:
+        table.lookup(spec, BatchBucket.of_lengths(query, next(endless)), page_size, gpu)
+
+    for _ in contexts:
+        step()
+    return {"sequences": SEQUENCES,
+            "bucket_us": spread(each(lambda: BatchBucket.of_lengths(query, next(endless)), repeats), 1e-6),
+            "bucket_and_lookup_us": spread(each(step, repeats), 1e-6)}  # fmt: skip
+
+
+def cold_load(rows: int, repeats: int) -> dict[str, Any]:
+    """Milliseconds until a table of so many rows, that nothing has read before, can be asked, by where they are."""
+    configs = synthetic.configs(rows)
+    spec, page_size, gpu = configs[0].shape.spec, configs[0].variant.page_size, configs[0].gpu
+    found: dict[str, Any] = {"rows": rows}
+    with tempfile.TemporaryDirectory() as folder:
+        database, missing = f"{folder}/tuner.db", f"{folder}/none.db"
+        with Store.open(database) as store:
+            store.put_best(*configs)
+        for form in ("table", "json"):
+            write_configs(Exported(configs), f"{folder}/{form}", form)
+        places: dict[str, Callable[[], ConfigTable]] = {
+            "database": lambda: load_table(database, gpu),
+            "table": lambda: load_table(missing, gpu, files=[f"{folder}/table"]),
+            "json": lambda: load_table(missing, gpu, files=[f"{folder}/json"]),
+        }
+        for name, load in places.items():
+            times, cpu = [], []
+            for _ in range(repeats):
+                start, used = time.perf_counter(), time.thread_time()
+                table = load()
+                times.append(time.perf_counter() - start)
+                cpu.append(time.thread_time() - used)
+            start = time.perf_counter()
+            table.lookup(spec, configs[0].shape.bucket, page_size, gpu)
+            size = Path(database if name == "database" else f"{folder}/{name}").stat().st_size
+            found[name] = {"load_ms": statistics.median(times) * 1e3, "least_ms": min(times) * 1e3,
+                           "cpu_ms": statistics.median(cpu) * 1e3, "bytes": size,
+                           "first_lookup_ms": (time.perf_counter() - start) * 1e3}  # fmt: skip
+    return found
+
+
+def import_ms(repeats: int) -> float:
+    """What `import attention_tuner.db` takes in a fresh process."""
+    done = (subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+            for _ in range(repeats))  # fmt: skip
+    return statistics.median(float(each.stdout) for each in done) * 1e3
+
+
+def main() -> None:
+    parser = record.parser(__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="ROWS")
+    parser.add_argument("--repeats", type=int, default=200_000, help="hot calls timed at each size")
+    parser.add_argument("--cold-rows", type=int, default=COLD_ROWS, metavar="ROWS")
+    options = parser.parse_args()
+    sizes = [latency(synthetic.configs(size), options.repeats) for size in options.sizes]
+    found = {"lookup": sizes, "summary": summary(options.repeats // 10), "cold_load": cold_load(options.cold_rows, 15),
+             "import_ms": import_ms(5)}  # fmt: skip
+    record.write(options.out, found)
+    print("a lookup, microseconds")
+    record.print_table(("rows", "hot", "p99", "first", "first p99", "first of a layer, ms", "blocks kept"), [
+        [str(row["rows"]), *(f"{row[kind][name]:.3g}" for kind in ("hot_us", "first_us") for name in ("median", "p99")),
+         f"{row['first_of_a_layer_ms']:.3g}", str(row["blocks_after_hot_calls"])] for row in sizes])
+    print(f"summary of {SEQUENCES} sequences, microseconds")
+    record.print_table(("what", "median", "p99"), [
+        [name.removesuffix("_us").replace("_", " "), *(f"{found['summary'][name][q]:.3g}" for q in ("median", "p99"))]
+        for name in ("bucket_us", "bucket_and_lookup_us")])
+    print(f"loading {options.cold_rows} rows, milliseconds; import attention_tuner.db {found['import_ms']:.0f}")
+    loads = {name: found["cold_load"][name] for name in ("database", "table", "json")}
+    record.print_table(("from", "median", "least", "CPU", "first lookup", "MB"), [
+        [name, *(f"{load[key]:.1f}" for key in ("load_ms", "least_ms", "cpu_ms", "first_lookup_ms")),
+         f"{load['bytes'] / 1e6:.1f}"] for name, load in loads.items()])
+
+
+if __name__ == "__main__":
+    main()

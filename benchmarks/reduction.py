@@ -1,0 +1,121 @@
+"""What merging partial results costs, and what takes it off the end of a launch.
+
+The config that a lookup gives, as it is and with a part left out: without the launch of the reduction that overlaps the
+attention kernel, with four rows a program of it whatever the batch, without both, and without any reduction (which
+computes nothing right, but says what the rest takes); and with the last program of a tile merging.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import record
+from edges import in_turns, sampler
+
+from attention_tuner.db.lookup import load_table
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.launch import Launcher, Tensors
+from attention_tuner.kernel_templates.outcome import Regime
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import why_invalid
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.kernel_templates.work_list_launch import COMBINE_ROWS
+from attention_tuner.search_spaces.models import model_specs
+from attention_tuner.search_spaces.suites import named_batches
+from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.workbench import Workbench
+
+GRAPH = Regime("graph")
+
+
+def four_rows(launcher: Launcher) -> int:
+    """In place of `_rows_of_program`."""
+    return COMBINE_ROWS
+
+
+def nothing(launcher: Launcher, tensors: Tensors) -> None:
+    """In place of `_start_combine`."""
+
+
+IN_TURN: dict[str, Any] = {"overlaps_reduction": False}
+FOUR_ROWS: dict[str, Any] = {"_rows_of_program": four_rows}
+# What each way has in place of the launcher's own.
+WAYS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "in turn": IN_TURN,
+    "four rows": FOUR_ROWS,
+    "both": IN_TURN | FOUR_ROWS,
+    "no reduction": {"_start_combine": nothing},
+}
+LAST = "last program"
+BATCHES = ("decode_1x128k", "decode_64_mixed", "decode_256x1k", "verify_32x6@20k", "hybrid_512@4k_31dec")
+BATCHES_TP8 = ("decode_4x64k", "decode_64_mixed", "hybrid_512@16k_63dec")
+
+
+def made(bench: Workbench, variant: Variant, way: str) -> Launcher:
+    """The launcher of `variant`, planned, that runs that way."""
+    launcher, _ = bench.planned(variant, GRAPH)
+    launcher.__class__ = type(way, (type(launcher),), WAYS[way])
+    return launcher
+
+
+def ways_of(variant: Variant, task: Task, gpu: Gpu) -> dict[str, tuple[Variant, str]]:
+    """The variants to run, each with its way."""
+    found = {way: (variant, way) for way in WAYS}
+    if "reduction" in variant.as_dict():
+        last = variant.replace(reduction="last_program")
+        if why_invalid(last, task.spec, gpu) is None:
+            found[LAST] = (last, "as it is")
+    return found
+
+
+def measure(task: Task, variant: Variant, gpu: Gpu) -> dict[str, float]:
+    """The milliseconds of each way, taken in turns. Those that give an answer are checked first."""
+    bench = Workbench(task, gpu)
+    watches: dict[str, Callable[[], float]] = {}
+    for name, (each, way) in ways_of(variant, task, gpu).items():
+        launcher = made(bench, each, way)
+        if name != "no reduction":
+            found = bench.checker(0).check(launcher)
+            if not found.passed:
+                raise SystemExit(f"{each.key()} {name}: {found.detail}")
+        watches[name] = sampler(bench.stopwatch(launcher, GRAPH))
+    return in_turns(watches)
+
+
+def asked(interpreter: bool) -> list[tuple[AttentionSpec, str, Batch]]:
+    """The layers and their batches."""
+    if interpreter:
+        return [(AttentionSpec(2, 1, 64), "tiny", Batch.parse("1x1@60"))]
+    named = named_batches("hopper13")
+    layers = (("llama-3-8b", 1, BATCHES), ("llama-3-70b", 8, BATCHES_TP8))
+    return [(spec, name, named[name]) for model, tp, names in layers for spec in model_specs(model, tp, None)
+            for name in names]  # fmt: skip
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Time all, write the JSON and print the table."""
+    gpu = record.machine(arguments.interpreter)
+    table = load_table(arguments.db)
+    rows: list[dict[str, Any]] = []
+    for spec, name, batch in asked(arguments.interpreter):
+        variant = table.lookup(spec, batch, arguments.page_size, gpu).variant
+        ms = measure(Task(spec, batch, arguments.page_size), variant, gpu)
+        rows.append({"spec": spec.key(), "batch": name, "variant": variant.key(), "ms": ms})
+    record.write(arguments.out, {"page_size": arguments.page_size, "rows": rows})
+    names = (*WAYS, LAST)
+    lines = [[row["batch"], str(row["spec"]).partition(",head")[0],
+              *(f"{row['ms'][name]:.4f}" if name in row["ms"] else "-" for name in names)] for row in rows]  # fmt: skip
+    record.print_table(("batch", "layer", *names), lines)
+
+
+if __name__ == "__main__":
+    parser = record.parser(__doc__)
+    parser.add_argument("--interpreter", action="store_true", help="a tiny batch through Triton's interpreter "
+                        "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
+    parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
+    parser.add_argument("--db", metavar="PATH|URL", help="where the configs come from (default: the user's own)")
+    main(parser.parse_args())

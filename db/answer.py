@@ -1,0 +1,80 @@
+"""What a lookup answers, and how far down its chain of fall-backs an answer may come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..kernel_templates.errors import InputError
+from ..kernel_templates.outcome import BestConfig
+from ..kernel_templates.variant import Variant
+
+Source = Literal["exact", "bucket", "neighbour", "heuristic"]
+"""Where an answer comes from: a config tuned on this very batch, on another one of its bucket, on the nearest bucket
+that has one, or none."""
+
+SOURCES: tuple[Source, ...] = get_args(Source)
+"""The sources in the order in which they are asked, the best first."""
+
+Origin = Literal["database", "file", "shipped"]
+"""Who measured it: the user, in whose database it is or who named the file, or who made the package, with which it
+ships. In this order they answer where they are alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The variant to run, valid for what was asked.
+
+    `config` is what was tuned, None for the heuristic; `variant` may differ from its variant where the batch lacks a
+    part that the tuned one had. `stale` says that it was measured with another kernel source, Triton or driver, or
+    that the Triton here is unknown. `distance` is that of the asked bucket from the tuned one
+    (`BatchBucket.distance`), and `origin` says whose the config is; both are None for the heuristic. `loss` is what the
+    variant is expected to be slower by than the best one for the batch, 0.02 being two percent, None where nothing is
+    known. `lender` names the other GPU that the config was tuned on, where the chain lets it answer.
+    """
+
+    variant: Variant
+    source: Source
+    config: BestConfig | None = None
+    stale: bool = False
+    distance: float | None = None
+    origin: Origin | None = None
+    loss: float | None = None
+    lender: str | None = None
+
+
+REACH = 3.0
+"""How far a neighbour answers where nothing else is said: as with three sizes of the batch off by a factor of 2.
+
+Beyond it the heuristic did better on an H200, leaving each tuned shape out in turn
+(benchmarks/results/leave_one_out_h200.json).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The fall-backs of a lookup: exact, bucket, neighbour, then the same on each GPU of `like`, then heuristic.
+
+    A neighbour answers up to distance `reach` (`BatchBucket.distance`). `worst` is the last source that may answer:
+    where only a worse one could, the lookup raises `NotTunedError`. `like` names other GPUs, such as "NVIDIA H200" for
+    an H100: of those with the asking GPU's compute capability, what was tuned may answer, as a neighbour at best. No
+    GPU lends unless it is named here. Raises `InputError` for a `worst` that is no source.
+    """
+
+    worst: Source = "heuristic"
+    like: tuple[str, ...] = ()
+    reach: float = REACH
+
+    def __post_init__(self) -> None:
+        if self.worst not in SOURCES:
+            raise InputError(f"there is no source {self.worst!r}; expected one of {', '.join(SOURCES)}")
+
+    def accepts(self, source: Source) -> bool:
+        """Whether an answer may come from `source`."""
+        return SOURCES.index(source) <= SOURCES.index(self.worst)
+
+    def __str__(self) -> str:
+        accepted = [source for source in SOURCES if self.accepts(source)]
+        lenders = [f"what was tuned on {name}" for name in self.like if "neighbour" in accepted]
+        at = accepted.index("heuristic") if "heuristic" in accepted else len(accepted)
+        return ", ".join([*accepted[:at], *lenders, *accepted[at:]])

@@ -1,0 +1,79 @@
+"""What a database held at one moment, as it is stored there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy.exc import OperationalError
+
+from .full_checks import FullCheckRow, StoredChecks
+from .losses import Loss, LossRow
+from .models import UNREADABLE, BestRow
+from .rows import COLUMNS, Rows, stored
+
+Values = Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The best configs, full checks and losses of database `name`: rows of values in the order of their columns."""
+
+    name: str
+    best: Values
+    checks: Values
+    lost: Values
+
+    @classmethod
+    def read(cls, connection: Connection, name: str) -> Snapshot:
+        """The snapshot within the transaction of `connection`."""
+        best = [BestRow.__table__.columns[column] for column in ("id", *COLUMNS)]
+        others = (_values(connection, model.__table__.columns) for model in (FullCheckRow, LossRow))
+        return cls(name, _values(connection, best), *others)
+
+    def rows(self, checks: StoredChecks) -> Rows[Sequence[Any]]:
+        """The best configs for a table; `checks` says which of them are served."""
+        return stored(self.best, f"table {BestRow.__tablename__} in database {self.name!r}", "database", checks.judge)
+
+
+    def losses(self) -> list[Loss]:
+        """The losses; one that cannot be read is left out, with a warning."""
+        names = [column.name for column in LossRow.__table__.columns]
+        losses: list[Loss] = []
+        for values in self.lost:
+            row = LossRow(**dict(zip(names, values, strict=True)))
+            try:
+                losses.append(row.record())
+            except UNREADABLE as error:
+                warnings.warn(f"{row.label} in database {self.name!r} cannot be read and is set aside: {error}",
+                              stacklevel=4)
+        return losses
+
+
+def _values(connection: Connection, columns: Iterable[ColumnElement[Any]]) -> Values:
+    query = select(*columns)
+    try:
+        with _strict_texts(connection):
+            return connection.execute(query).all()
+    except OperationalError:
+        # A text that is none; reading all of them with replacements takes twice as long.
+        return connection.execute(query).all()
+
+
+@contextmanager
+def _strict_texts(connection: Connection) -> Generator[None]:
+    """SQLite's own reading of texts, which is fast and refuses what is no UTF-8."""
+    raw: Any = connection.connection.dbapi_connection
+    lenient = getattr(raw, "text_factory", None)
+    if lenient is None:
+        yield
+        return
+    raw.text_factory = str
+    try:
+        yield
+    finally:
+        raw.text_factory = lenient

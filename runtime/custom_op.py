@@ -1,0 +1,63 @@
+"""The launch as an operator that `torch.compile` takes as one opaque call.
+
+A graph holds numbers and tensors, no Python objects: the operator finds the attention to launch by its handle.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Protocol
+
+import torch
+
+from ..kernel_templates.errors import SpecError
+
+NAME = "attention_tuner::hybrid_attention"
+SCHEMA = (
+    "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, "
+    "Tensor? alibi_slopes, Tensor? k_scale, Tensor? v_scale, Tensor? tree_mask, SymInt handle) -> ()"
+)
+
+
+class Launchable(Protocol):
+    """What can be launched by its handle."""
+
+    def launch(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+        out: torch.Tensor, lse: torch.Tensor | None, *features: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """Write what is planned to `out` and `lse`; features in the order of the operator's arguments."""
+        ...
+
+
+_handles = itertools.count(1)
+# Whoever made an attention owns it.
+_by_handle: weakref.WeakValueDictionary[int, Launchable] = weakref.WeakValueDictionary()
+
+
+def register(attention: Launchable) -> int:
+    """A handle of `attention`, no other's in this process, for as long as `attention` is held elsewhere."""
+    handle = next(_handles)
+    _by_handle[handle] = attention
+    return handle
+
+
+def _launch(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+    out: torch.Tensor, lse: torch.Tensor | None, sinks: torch.Tensor | None, alibi_slopes: torch.Tensor | None,
+    k_scale: torch.Tensor | None, v_scale: torch.Tensor | None, tree_mask: torch.Tensor | None, handle: int,
+) -> None:  # fmt: skip
+    attention = _by_handle.get(handle)
+    if attention is None:
+        raise SpecError(f"no attention has the handle {handle}: the one that was compiled is not held any more")
+    attention.launch(q, k_cache, v_cache, block_table, out, lse, sinks, alibi_slopes, k_scale, v_scale, tree_mask)
+
+
+hybrid_attention_op = torch.library.custom_op(NAME, _launch, mutates_args=("out", "lse"), schema=SCHEMA)
+
+
+@hybrid_attention_op.register_fake
+def _(*_arguments: object, **_more: object) -> None:
+    """Nothing is returned: what it writes is given to it."""

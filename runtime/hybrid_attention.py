@@ -1,0 +1,297 @@
+"""The kernel as an engine calls it: planned once for each step, run once for each layer."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypedDict, Unpack, overload
+
+import torch
+from numpy.typing import ArrayLike
+
+from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket
+from ..kernel_templates.device import present_gpu
+from ..kernel_templates.errors import BatchError, GpuError, SpecError, VariantError
+from ..kernel_templates.gpu import INTERPRETER, Gpu
+from ..kernel_templates.heuristic import candidates
+from ..kernel_templates.launch import Launcher, Tensors, make_launcher
+from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.template import template_of
+from ..kernel_templates.variant import Variant
+from ..kernel_templates.work_list_launch import INTERPRETED
+from ..kernel_templates.workspace import Workspace
+from .custom_op import hybrid_attention_op, register
+from .lengths import LengthBuffers, StepLengths
+from .step import GraphPlan, Step
+
+Chooser = Callable[[AttentionSpec, BatchBucket, int, Gpu], Variant]
+"""Says which variant to launch for batches of a bucket, with pages of so many tokens, on a GPU."""
+
+# Keys of a segment of short and of long sequences in a batch-invariant attention. Fewer give a lone sequence more
+# programs, and more partial results to write and merge.
+FIXED_SPLIT = (1024, 8192)
+# The batch that a batch-invariant attention's one variant is chosen for, as far as its limits allow.
+USUAL_SEQS, USUAL_CHUNK, USUAL_CONTEXT = 64, 512, 8192
+# Shapes and strides that were found right; an engine has few.
+MOST_REMEMBERED = 4096
+
+
+class FeatureTensors(TypedDict, total=False):
+    """What a layer has only with a feature, as `Tensors` says."""
+
+    sinks: torch.Tensor | None
+    alibi_slopes: torch.Tensor | None
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    tree_mask: torch.Tensor | None
+
+
+def from_default_table(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
+    """The variant of `db.lookup`: the user's own database, what ships, then the heuristic."""
+    from ..db.lookup import lookup
+
+    return lookup(spec, bucket, page_size, gpu).variant
+
+
+class HybridAttention:
+    """One kind of attention layer over a paged cache, in batches of at most `max_tokens` and `max_seqs`.
+
+    `plan` once for each step, then `run` for each layer of this spec. On the current CUDA device, or on the CPU where
+    Triton interprets. All steps and layers run on one stream: they share workspaces. `choose` says which variant to
+    launch (default: `from_default_table`). With `batch_invariant` one variant serves every batch and keys are cut into
+    segments of fixed lengths, so that a row's result depends, bit for bit, only on its own sequence: its queries, keys,
+    values, query length and context length, not on the other sequences, their number or its place among them. (A
+    sequence whose tokens come in other chunks is another sequence.) Raises `GpuError` where there is no GPU and no
+    interpreter, `VariantError` where no variant can run.
+
+    A captured graph: `plan_graph` for the largest batch that it is to serve, capture `run`, then before each replay
+    `GraphPlan.plan`. `torch.compile` takes `run` as one operator; `plan` stays outside.
+    """
+
+    def __init__(
+        self, spec: AttentionSpec, page_size: int, max_tokens: int, max_seqs: int, *,
+        choose: Chooser = from_default_table, batch_invariant: bool = False,
+    ) -> None:  # fmt: skip
+        if max_tokens < 1 or max_seqs < 1:
+            raise BatchError(f"max_tokens and max_seqs must be at least 1, not {max_tokens} and {max_seqs}")
+        self.spec, self.page_size, self.max_tokens, self.max_seqs = spec, page_size, max_tokens, max_seqs
+        self.gpu = _gpu()
+        self.device = _device(self.gpu)
+        self._choose = choose
+        self._launchers: dict[Variant, Launcher] = {}
+        self._workspace = Workspace()
+        self._lengths = LengthBuffers(max_seqs, self.device)
+        self._remembered: set[object] = set()
+        self._dtypes = getattr(torch, spec.dtype), getattr(torch, spec.cache_dtype)
+        self._eager, self._step = Step(self), None
+        self._usual = self._usual_bucket() if batch_invariant else None
+        self.handle = register(self)
+
+    @property
+    def query_start_loc(self) -> torch.Tensor:
+        """[max_seqs + 1] int32: where the planned sequences' query tokens start, then their number, at one address."""
+        return self._lengths.query_start_loc
+
+    @property
+    def kv_lens(self) -> torch.Tensor:
+        """[max_seqs] int32: context and query tokens of the planned sequences, then 0, at one address."""
+        return self._lengths.kv_lens
+
+    @property
+    def variant(self) -> Variant:
+        """The variant that `run` launches now. Raises `BatchError` before the first plan."""
+        return self._planned().launcher(return_lse=False).variant
+
+    def plan(self, query_lens: ArrayLike, context_lens: ArrayLike) -> None:
+        """Plan the next step: for each sequence its query tokens, and its tokens that are in the cache before them.
+
+        Sequences, arrays or tensors of integers on the host. `run` expects the keys and values of the query tokens in
+        the cache as well. Nothing waits for the device. Raises `BatchError` for what is beyond the limits.
+        """
+        lengths = self.checked(query_lens, context_lens)
+        self.check_not_capturing()
+        self._eager.begin(lengths)
+        self.use(self._eager)
+
+    def plan_graph(self, query_lens: ArrayLike, context_lens: ArrayLike) -> GraphPlan:
+        """Plan the largest batch that a graph captured next is to serve, and choose its variant by it.
+
+        The graph serves every batch with no more sequences and query tokens, of any lengths; in a batch-invariant
+        attention of lengths up to the longest here. `run` once before the capture, as with any Triton kernel.
+        """
+        self.check_not_capturing()
+        planned = GraphPlan(self, self.checked(query_lens, context_lens))
+        self.use(planned)
+        return planned
+
+    @overload
+    def run(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+        out: torch.Tensor | None = None, return_lse: Literal[False] = False, **features: Unpack[FeatureTensors],
+    ) -> torch.Tensor: ...  # fmt: skip
+
+    @overload
+    def run(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+        out: torch.Tensor | None = None, *, return_lse: Literal[True], **features: Unpack[FeatureTensors],
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+
+    def run(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+        out: torch.Tensor | None = None, return_lse: bool = False, **features: Unpack[FeatureTensors],
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Launch what was planned last on one layer's tensors, on the current stream: out, or with it the log-sum-exp.
+
+        Tensors as `Tensors` says; `features` are those of them that the layer needs. q and out may have more rows
+        than query tokens are planned, and block_table more than sequences: what is past them is left alone. Without
+        `out` a new tensor. lse: [num_tokens, num_q_heads] float32. Raises `SpecError` for tensors that are not the
+        layer's, and `BatchError` for too few rows.
+        """
+        if out is None:
+            out = q.new_empty((*q.shape[:2], self.spec.value_dim))
+        lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
+        f = features.get
+        given = f("sinks"), f("alibi_slopes"), f("k_scale"), f("v_scale"), f("tree_mask")
+        if torch.compiler.is_compiling():
+            hybrid_attention_op(q, k_cache, v_cache, block_table, out, lse, *given, self.handle)
+        else:
+            self.launch(q, k_cache, v_cache, block_table, out, lse, *given)
+        return out if lse is None else (out, lse)
+
+    def launch(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+        out: torch.Tensor, lse: torch.Tensor | None, *features: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """`run` into given tensors; features in the order of `FeatureTensors`."""
+        step = self._planned()
+        self._check(q, k_cache, v_cache, block_table, out)
+        _, kv, num_tokens, longest_kv = step.lengths
+        rows, outs, (seqs, pages) = q.shape[0], out.shape[0], block_table.shape
+        if rows < num_tokens or outs < num_tokens or seqs < len(kv):
+            raise BatchError(f"{num_tokens} query tokens of {len(kv)} sequences are planned, which needs as many rows "
+                             f"of q and out and of block_table, not {rows}, {outs} and {seqs}")
+        if pages * self.page_size < longest_kv:
+            raise BatchError(f"the longest sequence has {longest_kv} keys, and a row of block_table pages for "
+                             f"{pages * self.page_size}")
+        lengths = self._lengths
+        step.launcher(lse is not None).run(Tensors(
+            q, k_cache, v_cache, block_table, lengths.query_start_loc, lengths.kv_lens, out, *features, lse=lse
+        ))
+
+    # What follows is for the plans.
+
+    def checked(self, query_lens: ArrayLike, context_lens: ArrayLike) -> StepLengths:
+        """These lengths. Raises `BatchError` for what is beyond the limits."""
+        return StepLengths.of(query_lens, context_lens).check(self.max_tokens, self.max_seqs)
+
+    def use(self, step: Step) -> None:
+        """Let `run` launch `step` from now on."""
+        self._lengths.write(step.lengths)
+        self._step = step
+
+    def check_not_capturing(self) -> None:
+        """Raise `BatchError` while the current stream is captured: a graph would repeat this step's plan."""
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise BatchError("a step cannot be planned while a graph is captured: plan, and run once, before")
+
+    def eager_launcher(self, step: StepLengths, return_lse: bool) -> Launcher:
+        """The launcher for a step, kept by its variant, with room for it."""
+        variant = self._variant(step, return_lse)
+        launcher = self._launchers.get(variant) or self._make(variant)
+        launcher.exact_grid = True
+        longest = step.longest_kv if self._usual else 0
+        reserved = launcher.reserved or (0, 0)
+        if step.num_seqs > reserved[0] or step.num_tokens > reserved[1] or longest > launcher.longest_kv:
+            launcher.longest_kv = max(launcher.longest_kv, _power_of_two(longest))
+            seqs, tokens = (max(old, _power_of_two(new)) for old, new in
+                            zip(reserved, (step.num_seqs, step.num_tokens), strict=True))
+            before = self._workspace.generation
+            launcher.reserve(min(seqs, self.max_seqs), min(tokens, self.max_tokens), self.device)
+            if self._workspace.generation != before:
+                # The others would keep the memory that was outgrown.
+                self._launchers.clear()
+        self._launchers[variant] = launcher
+        return launcher
+
+    def graph_launcher(self, largest: StepLengths, return_lse: bool) -> Launcher:
+        """A new launcher with room for every step that is no larger than `largest`."""
+        launcher = self._make(self._variant(largest, return_lse))
+        launcher.longest_kv = largest.longest_kv
+        launcher.reserve(largest.num_seqs, largest.num_tokens, self.device)
+        return launcher
+
+    def _make(self, variant: Variant) -> Launcher:
+        launcher = make_launcher(variant, self.spec, self.gpu)
+        launcher.workspace = self._workspace
+        launcher.fixed_split = FIXED_SPLIT if self._usual else None
+        return launcher
+
+    def _variant(self, step: StepLengths, return_lse: bool) -> Variant:
+        """The variant chosen for a step; the likeliest other one where that cannot write a log-sum-exp and must."""
+        bucket = self._usual or BatchBucket.of_lengths(*step.lengths)
+        variant = self._choose(self.spec, bucket, self.page_size, self.gpu)
+        if variant.page_size != self.page_size:
+            raise VariantError(f"variant {variant.key()!r} was chosen for pages of {self.page_size}")
+        if not return_lse or template_of(variant).writes_lse:
+            return variant
+        others = candidates(self.spec, bucket, self.page_size, self.gpu)
+        return next(other for other in others if template_of(other).writes_lse)
+
+    def _usual_bucket(self) -> BatchBucket:
+        seqs = min(USUAL_SEQS, self.max_seqs, self.max_tokens)
+        chunk = min(USUAL_CHUNK, self.max_tokens - (seqs - 1))
+        first = chunk if chunk > SHORT_QUERY else 1
+        return BatchBucket.of(Batch(((first, USUAL_CONTEXT), *(((1, USUAL_CONTEXT),) * (seqs - 1)))))
+
+    def _planned(self) -> Step:
+        if self._step is None:
+            raise BatchError("nothing is planned: call plan before run")
+        return self._step
+
+    def _check(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Raise `SpecError` for tensors that are not the layer's. What was right once is not looked at again."""
+        given = (q, k_cache, v_cache, block_table, out)
+        signature = (q.shape[1:], k_cache.shape[1:], v_cache.shape[1:], out.shape[1:], block_table.dim(),
+                     *[(t.dtype, t.device, t.stride(-1)) for t in given])  # fmt: skip
+        if signature in self._remembered:
+            return
+        spec, (dtype, cache_dtype) = self.spec, self._dtypes
+        cache = (self.page_size, spec.num_kv_heads)
+        for name, tensor, shape, wanted in (
+            ("q", q, (spec.num_q_heads, spec.head_dim), dtype),
+            ("k_cache", k_cache, (*cache, spec.head_dim), cache_dtype),
+            ("v_cache", v_cache, (*cache, spec.value_dim), cache_dtype),
+            ("out", out, (spec.num_q_heads, spec.value_dim), dtype),
+            ("block_table", block_table, block_table.shape[1:] if block_table.dim() == 2 else (-1,), torch.int32),
+        ):
+            is_there = tensor.device == self.device
+            if tuple(tensor.shape[1:]) != shape or tensor.dtype != wanted or tensor.stride(-1) != 1 or not is_there:
+                rows = ", ".join("any" if size < 0 else str(size) for size in shape)
+                raise SpecError(
+                    f"{name} must be [any, {rows}] in {wanted} on {self.device} with a contiguous last axis, not "
+                    f"{list(tensor.shape)} in {tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
+                )
+        if len(self._remembered) >= MOST_REMEMBERED:
+            self._remembered.clear()
+        self._remembered.add(signature)
+
+
+def _gpu() -> Gpu:
+    if INTERPRETED:
+        return INTERPRETER
+    gpu = present_gpu()
+    if gpu is None:
+        raise GpuError("there is no NVIDIA GPU; with TRITON_INTERPRET=1 the kernels run on the CPU")
+    return gpu
+
+
+def _device(gpu: Gpu) -> torch.device:
+    return torch.device("cpu") if gpu.is_interpreter else torch.device("cuda", torch.cuda.current_device())
+
+
+def _power_of_two(size: int) -> int:
+    """The smallest power of two that is not below `size`; 0 stays 0."""
+    return 1 << (size - 1).bit_length() if size else 0

@@ -1,0 +1,145 @@
+"""The benchmarks of the lookup reckon rightly and run at a small size; what they measure is not tested."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from attention_tuner.db import Setting, Store, TrialRecord, export_json, shipped_configs
+from attention_tuner.db.answer import REACH
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.outcome import BestConfig, Check, Timed, Timing
+from attention_tuner.search_spaces.suites import named_batches
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that the test's parameter names, imported as it is when it is run."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module(request.param)
+
+
+def using(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("script", [name], indirect=True)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    """Two chunks whose winners were timed on both, in a database and in an export beside it."""
+    one, other = (config for config in shipped_configs() if config.batch in ("1x2048@30720", "1x512@32256")
+                  and config.variant.page_size == 16 and config.shape.spec.num_q_heads == 32)
+    other = replace(other, variant=one.variant.replace(waves=1 - one.variant.number("waves")))
+    export_json([one, other], tmp_path / "configs.json")
+    with Store.open(tmp_path / "tuner.db") as store:
+        store.put_best(one, other)
+        run = store.start_run({})
+        for config, times in ((one, (1.0, 1.02)), (other, (1.01, 1.0))):
+            regime = config.timing.regime
+            setting = Setting(config.shape.spec, Batch.parse(config.batch), 16, config.gpu, regime)
+            for variant, ms in zip((one.variant, other.variant), times, strict=True):
+                outcome = Timed(variant, Check(0.5), Timing((ms,), regime))
+                store.add_trial(TrialRecord(run, setting, config.environment, outcome))
+    return str(tmp_path / "tuner.db")
+
+
+def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *options: str) -> dict[str, object]:
+    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", "--out", str(tmp_path / "out.json"), *options])
+    script.main()
+    return json.loads((tmp_path / "out.json").read_text())
+
+
+@using("synthetic")
+def test_a_table_of_any_size_has_a_question_for_each_row(script: ModuleType) -> None:
+    configs = script.configs(50)
+    assert len({(c.shape.spec, c.batch, c.variant.page_size) for c in configs}) == 50
+    assert script.configs(50) == configs
+    assert all(BatchBucket.of(Batch.parse(c.batch)) == c.shape.bucket for c in configs)
+
+
+@using("lookup_latency")
+def test_latency_is_measured_at_each_size(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = ("--sizes", "10", "100", "--repeats", "2000", "--cold-rows", "100")
+    monkeypatch.setattr(script, "import_ms", lambda repeats: 1.0)
+    found = run(script, monkeypatch, tmp_path, *options)
+    assert [row["rows"] for row in found["lookup"]] == [10, 100]
+    assert all(0 < row["hot_us"]["median"] <= row["hot_us"]["p99"] for row in found["lookup"])
+    assert all(sum(row["lookups_by_source"].values()) == 2 * 2000 + script.QUESTIONS for row in found["lookup"])
+    assert found["cold_load"]["rows"] == 100
+    assert all(found["cold_load"][name]["load_ms"] > 0 for name in ("database", "table", "json"))
+
+
+@using("concurrent_readers")
+def test_readers_and_a_writer_are_told_apart(script: ModuleType) -> None:
+    config = script.distinct(script.synthetic.configs(20), 20)[0]
+    first, second = script.written(config, 7), script.written(config, 8)
+    assert first.variant != second.variant
+    assert (first.timing.median_ms, second.default_timing.median_ms) == (7.0, 16.0)
+    assert script.written(first, 8) == second
+    assert len(script.distinct([config, first, second], 3)) == 1
+
+
+@using("leave_one_out")
+def test_what_is_lost_is_told_for_every_reach(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database: str
+) -> None:
+    found = run(script, monkeypatch, tmp_path, "--db", database, "--configs", str(tmp_path / "configs.json"))
+    rows = {row["reach"]: row for row in found["by_reach"]}
+    assert list(rows) == [*script.REACHES[:-1], None]
+    assert rows[0.0]["sources"] == {"heuristic": 2}
+    assert (rows[REACH]["sources"], rows[REACH]["never_timed"]) == ({"neighbour": 2}, 0)
+    assert (rows[REACH]["median"], rows[REACH]["worst"]) == pytest.approx((0.015, 0.02))
+    assert sorted(row["loss"] for row in found["shapes"]) == pytest.approx([0.01, 0.02])
+    assert found["losses"] == [
+        {"gpu_name": "NVIDIA H200", "source": "neighbour", "upto": 2.0, "shapes": 2, "loss": pytest.approx(0.015)}]
+
+
+@using("leave_one_out")
+def test_without_a_database_or_a_gpu_there_is_nothing_to_tell(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match="needs --db, or --measure"):
+        run(script, monkeypatch, tmp_path)
+
+
+@using("buckets")
+def test_the_widest_bucket_is_told(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database: str
+) -> None:
+    found = run(script, monkeypatch, tmp_path, "--db", database)
+    assert [(row["width"], row["pairs"], row["worst"]) for row in found["widths"]] == [
+        (pytest.approx(math.sqrt(2)), 0, None), (2.0, 0, None), (4.0, 2, pytest.approx(0.02)),
+        (8.0, 2, pytest.approx(0.02))]
+    assert found["recommended_width"] == 8.0
+    widths = [{"width": width, "worst": worst} for width, worst in ((1.4, 0.0), (2.0, 0.01), (4.0, 0.05), (8.0, 0.02))]
+    assert script.recommended(widths) == 2.0
+    assert script.recommended(widths[2:]) is None
+
+
+@using("buckets")
+def test_shapes_share_a_bucket_where_no_size_is_further_apart(script: ModuleType) -> None:
+    config = next(c for c in shipped_configs() if c.batch == "1x512@32256")
+
+    def at(batch: str) -> BestConfig:
+        return replace(config, batch=batch, shape=replace(config.shape, bucket=BatchBucket.of(Batch.parse(batch))))
+
+    assert script.can_share(at("1x512@1024"), at("1x1024@512"), 2.0)
+    assert not script.can_share(at("1x512@1024"), at("1x1025@512"), 2.0)
+    assert not script.can_share(at("1x512@1024"), at("1x512@1024,1x1@9"), 99.0)
+
+
+def test_the_suite_of_buckets_has_three_of_one_bucket_and_one_of_the_next() -> None:
+    batches = list(named_batches(str(FOLDER / "suites" / "buckets.json")).values())
+    for middle, low, high, twice in zip(*(batches[at::4] for at in range(4)), strict=True):
+        assert BatchBucket.of(low) == BatchBucket.of(middle) == BatchBucket.of(high)
+        assert all(b in (0, 2 * a) or a == b == 1 for a, b in zip(
+            BatchBucket.of(middle).sizes, BatchBucket.of(twice).sizes, strict=True))
+        assert low.num_tokens < middle.num_tokens < high.num_tokens

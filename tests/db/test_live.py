@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attention_tuner.db import LiveTable, Store, export_json
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.outcome import BestConfig, Timing
+
+Make = Callable[..., BestConfig]
+HYBRID = Batch.parse("1x512@16384,63x1@32768")
+
+
+@pytest.fixture(autouse=True)
+def nothing_ships(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configs").mkdir()
+    for name in ("lookup", "live"):
+        monkeypatch.setattr(importlib.import_module(f"attention_tuner.db.{name}"), "SHIPPED", tmp_path / "configs")
+
+
+def test_a_newer_snapshot_is_taken_when_there_is_one(store: Store, make_config: Make):
+    config = make_config()
+    live = LiveTable(store.name, config.gpu)
+    asked = (config.shape.spec, HYBRID, 16, config.gpu)
+    assert live.lookup(*asked).source == "heuristic"
+    assert live.refresh() is False
+    store.put_best(config)
+    before = live.table
+    assert live.lookup(*asked).source == "heuristic"
+    assert live.refresh() is True
+    assert live.lookup(*asked).config == config
+    assert before.lookup(*asked).source == "heuristic"
+    assert live.refresh() is False
+
+
+def test_counting_goes_on_and_nothing_is_told_twice(store: Store, make_config: Make, caplog: pytest.LogCaptureFixture):
+    config = make_config()
+    live = LiveTable(store.name, config.gpu)
+    for number in (1, 2, 3):
+        assert live.lookup(config.shape.spec, Batch.parse("4x1@99"), 16, config.gpu).source == "heuristic"
+        store.put_best(written(config, number))
+        assert live.refresh() is True
+    found = live.table.coverage()
+    assert found.counts["heuristic"] == 3
+    assert [miss.count for miss in found.misses] == [3]
+    assert len(caplog.messages) == 1
+
+
+def test_files_and_what_ships_are_followed_too(tmp_path: Path, make_config: Make):
+    config, other = make_config(), make_config("64x1@4096")
+    export_json([config], tmp_path / "a.json")
+    live = LiveTable(str(tmp_path / "none.db"), config.gpu, files=[tmp_path / "a.json"])
+    assert live.table.configs == (config,)
+    export_json([config, other], tmp_path / "a.json")
+    assert live.refresh() is True
+    assert set(live.table.configs) == {config, other}
+    export_json([make_config("32x1@4096")], tmp_path / "configs" / "NVIDIA_H200.json")
+    assert live.refresh() is True
+    assert len(live.table) == 3
+
+
+def test_what_cannot_be_read_leaves_the_old_table(store: Store, make_config: Make, monkeypatch: pytest.MonkeyPatch):
+    config = make_config()
+    store.put_best(config)
+    store.close()
+    for where in (store.name, None):
+        monkeypatch.setenv("ATTENTION_TUNER_DB", store.name)
+        live = LiveTable(where)
+        content = Path(store.name).read_bytes()
+        Path(store.name).write_bytes(b"something else" * 99)
+        with pytest.warns(UserWarning, match="those at hand are kept: database .* is no SQLite database") as caught:
+            assert live.refresh() is False
+        assert len(caught) == 1
+        assert live.table.configs == (config,)
+        Path(store.name).write_bytes(content)
+        assert live.refresh() is True
+
+
+def ask(path: str, config: BestConfig, ready: object, stop: object, results: object) -> None:
+    """One of several readers: looks up and refreshes until it is stopped, and says what it saw."""
+    live = LiveTable(path, config.gpu)
+    lookups = refreshes = 0
+    seen: list[float] = []
+    wrong: list[str] = []
+    ready.release()  # pyright: ignore
+    while not stop.is_set():  # pyright: ignore
+        answer = live.lookup(config.shape.spec, HYBRID, 16, config.gpu)
+        lookups += 1
+        known = answer.config
+        if known is None or answer.source != "exact":
+            wrong.append(answer.source)
+        # Half a result would be times of one write with the variant of another.
+        elif known.timing.median_ms != known.default_timing.median_ms / 2 or known.variant.number("waves") != (
+                4 if round(known.timing.median_ms) % 2 else 8):
+            wrong.append(repr(known))
+        elif not seen or seen[-1] != known.timing.median_ms:
+            seen.append(known.timing.median_ms)
+        refreshes += live.refresh()
+    results.put((os.getpid(), lookups, refreshes, seen, wrong))  # pyright: ignore
+
+
+def written(config: BestConfig, number: int) -> BestConfig:
+    regime = config.timing.regime
+    return replace(config, variant=config.variant.replace(waves=4 if number % 2 else 8),
+                   timing=Timing((float(number),), regime), default_timing=Timing((2.0 * number,), regime))
+
+
+def test_readers_and_a_writer_do_not_disturb_each_other(store: Store, make_config: Make):
+    config = make_config()
+    store.put_best(written(config, 1))
+    context = multiprocessing.get_context("spawn")
+    ready, stop, results = context.Semaphore(0), context.Event(), context.Queue()
+    readers = [context.Process(target=ask, args=(store.name, config, ready, stop, results)) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in readers:
+        assert ready.acquire(timeout=60)
+    slowest, number, end = 0.0, 1, time.monotonic() + 2
+    while time.monotonic() < end:
+        number += 1
+        start = time.perf_counter()
+        store.put_best(written(config, number))
+        slowest = max(slowest, time.perf_counter() - start)
+        time.sleep(0.02)
+    stop.set()
+    found = [results.get(timeout=60) for _ in readers]
+    for reader in readers:
+        reader.join(60)
+        assert reader.exitcode == 0
+    assert all(lookups > 0 and refreshes > 0 and wrong == [] for _, lookups, refreshes, _, wrong in found)
+    # What was written later is never followed by what was written before.
+    assert all(seen == sorted(seen) and seen[-1] <= number for _, _, _, seen, _ in found)
+    assert slowest < 2

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from attention_samples import GPU_SPEC, SPEC, SPLIT, checker_of, made, plan, run
+
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.errors import BatchError, SpecError, VariantError
+from attention_tuner.kernel_templates.fused import FUSED
+from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
+from attention_tuner.kernel_templates.launch import Tensors
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import templates
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.runtime.hybrid_attention import HybridAttention, from_default_table
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+def test_each_plan_serves_the_runs_after_it():
+    attention = made()
+    for text in ("1x12@5,2x1@70", "3x1@40", "1x20@3"):
+        checker = checker_of(text, lse=True)
+        plan(attention, text)
+        assert run(attention, checker.tensors, out=checker.tensors.out) is checker.tensors.out
+        assert checker.judge(checker.tensors.out).passed
+        assert checker.judge(*run(attention, checker.tensors, return_lse=True)).passed
+        assert attention.kv_lens.tolist()[: checker.batch.num_seqs] == list(checker.batch.kv_lens)
+
+
+@pytest.mark.parametrize("spec", [
+    AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2", sliding_window=9, has_sinks=True),
+    AttentionSpec(4, 2, 64, "float16", has_alibi=True, has_tree_mask=True, v_head_dim=32),
+])  # fmt: skip
+def test_features_are_given_to_run(spec: AttentionSpec):
+    checker = checker_of("1x12@5,1x4@30", spec)
+    attention = made(spec)
+    plan(attention, checker.batch)
+    assert checker.judge(run(attention, checker.tensors)).passed
+    name = "k_scale" if spec.has_fp8_cache else "tree_mask"
+    with pytest.raises(SpecError, match=f"needs the tensor '{name}', which is not given"):
+        run(attention, dataclasses.replace(checker.tensors, **{name: None}))
+
+
+def test_the_chooser_says_which_variant_runs_and_is_asked_once_for_each_plan():
+    asked: list[tuple[object, ...]] = []
+
+    def choose(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
+        asked.append((spec, bucket, page_size, gpu))
+        return SPLIT
+
+    attention = made(choose=choose)
+    checker = checker_of("2x1@70")
+    plan(attention, checker.batch)
+    for _ in range(2):
+        assert checker.judge(run(attention, checker.tensors)).passed
+    assert attention.variant == SPLIT
+    assert asked == [(SPEC, BatchBucket.of(checker.batch), 16, INTERPRETER)]
+
+
+def test_by_default_the_table_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+    monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "none.db"))
+    attention = made()
+    plan(attention, "2x1@70")
+    bucket = BatchBucket.of(Batch.parse("2x1@70"))
+    assert attention.variant == from_default_table(SPEC, bucket, 16, INTERPRETER)
+
+
+def test_a_variant_for_other_pages_is_refused():
+    with pytest.raises(VariantError, match="was chosen for pages of 32"):
+        plan(HybridAttention(SPEC, 32, 8, 4, choose=lambda *_: SPLIT), "1x1@3")
+
+
+def test_a_template_that_writes_no_log_sum_exp_is_replaced_where_one_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    plain = dataclasses.replace(FUSED, name="plain", writes_lse=False)
+    monkeypatch.setitem(templates(), "plain", plain)
+    checker = checker_of("2x1@70", lse=True)
+    fused = from_default_table(SPEC, BatchBucket.of(checker.batch), 16, INTERPRETER)
+    variant = Variant.of("plain", 16, fused.as_dict())
+    attention = made(choose=lambda *_: variant)
+    for text in ("2x1@70", "3x1@40"):
+        checker = checker_of(text, lse=True)
+        plan(attention, text)
+        for _ in range(2):
+            assert checker.judge(run(attention, checker.tensors)).passed
+            assert checker.judge(*run(attention, checker.tensors, return_lse=True)).passed
+        assert attention.variant == variant
+
+
+def test_rows_past_the_batch_are_left_alone():
+    checker = checker_of("3x1@40")
+    t = checker.tensors
+    attention = made()
+    plan(attention, "2x1@40")
+    run(attention, t, out=t.out)
+    assert not t.out[:2].isnan().any()
+    assert t.out[2].isnan().all()
+
+
+def test_what_is_not_planned_or_too_small_is_refused():
+    attention = made()
+    t = checker_of("3x1@40").tensors
+    with pytest.raises(BatchError, match="nothing is planned: call plan before run"):
+        run(attention, t)
+    plan(attention, "4x1@40")
+    with pytest.raises(BatchError, match=r"4 query tokens of 4 sequences are planned, which needs .* not 3, 3 and 3"):
+        run(attention, t)
+    plan(attention, "3x1@80")
+    with pytest.raises(BatchError, match="the longest sequence has 81 keys, and a row of block_table pages for 64"):
+        run(attention, t)
+    for limits in ((0, 1), (1, 0)):
+        with pytest.raises(BatchError, match="must be at least 1, not"):
+            made(SPEC, *limits)
+
+
+@pytest.mark.parametrize(("name", "change", "message"), [
+    ("q", lambda t: t.float(), r"q must be \[any, 4, 64\] in torch.float16 on cpu with a contiguous last axis, not "),
+    ("q", lambda t: t[:, :2], r"q must be \[any, 4, 64\].*not \[3, 2, 64\]"),
+    ("k_cache", lambda t: t[:, :8], r"k_cache must be \[any, 16, 2, 64\]"),
+    ("v_cache", lambda t: t.transpose(1, 2), r"v_cache must be \[any, 16, 2, 64\]"),
+    ("v_cache", lambda t: t.mT.contiguous().mT, r"v_cache must be .*with strides \(2048, 128, 1, 2\)"),
+    ("block_table", lambda t: t.long(), r"block_table must be \[any, 4\] in torch.int32"),
+    ("block_table", lambda t: t[0], r"block_table must be \[any, any\] in torch.int32"),
+    ("out", lambda t: t[..., :32], r"out must be \[any, 4, 64\]"),
+    ("q", lambda t: t.to("meta"), r"not \[3, 4, 64\] in torch.float16 on meta"),
+])  # fmt: skip
+def test_tensors_that_are_not_the_layers_are_refused_in_a_sentence(name: str, change: Any, message: str):
+    attention = made()
+    t = checker_of("3x1@40").tensors
+    plan(attention, "3x1@40")
+    run(attention, t, out=t.out)
+    wrong = dataclasses.replace(t, **{name: change(getattr(t, name))})
+    with pytest.raises(SpecError, match=message):
+        run(attention, wrong, out=wrong.out)
+
+
+def test_variants_share_one_workspace_which_does_not_grow_again():
+    variants = {1: SPLIT, 2: SPLIT.replace(num_segments=8, block_n=32)}
+    attention = made(choose=lambda _, bucket, *__: variants[bucket.short_seqs])
+    places: list[set[int]] = []
+    for _ in range(3):
+        for text in ("1x1@200", "2x1@200"):
+            checker = checker_of(text)
+            plan(attention, text)
+            assert checker.judge(run(attention, checker.tensors)).passed
+        launchers = attention._launchers.values()  # pyright: ignore
+        places.append({launcher.workspaces()[0].data_ptr() for launcher in launchers})
+    assert len(places[-1]) == 1
+    assert places[1] == places[2]
+    assert attention._workspace.generation <= 2  # pyright: ignore
+
+
+def test_an_eager_step_launches_no_more_programs_than_it_has_items():
+    attention = made(choose=lambda *_: SPLIT)
+    plan(attention, "1x1@20")
+    (launcher,) = attention._launchers.values()  # pyright: ignore
+    plan(attention, "4x1@20")
+    plan(attention, "1x1@20")
+    assert launcher._num_items == 2  # pyright: ignore
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_run_compiles_as_one_operator_and_is_not_compiled_again_for_another_plan(backend: str):
+    attention = made()
+
+    def layer(t: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = attention.run(t.q * 1, t.k_cache, t.v_cache, t.block_table, return_lse=True)
+        return out * 1, lse
+
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        for text in ("3x1@40", "1x3@41,2x0@41"):
+            checker = checker_of(text, lse=True)
+            plan(attention, text)
+            with torch.compiler.set_stance("default" if text == "3x1@40" else "fail_on_recompile"):
+                assert checker.judge(*compiled(checker.tensors)).passed
+
+
+def test_one_default_variant_serves_as_well():
+    checker = checker_of("1x12@5,2x1@70")
+    attention = made(choose=lambda spec, _, page_size, __: default_variant(spec, checker.batch, page_size))
+    plan(attention, checker.batch)
+    assert checker.judge(run(attention, checker.tensors)).passed
+
+
+
+
+@pytest.mark.gpu
+def test_run_compiles_with_inductor_on_a_gpu():
+    attention = HybridAttention(GPU_SPEC, 16, 1024, 64)
+
+    def layer(t: Tensors) -> torch.Tensor:
+        return attention.run(t.q * 1, t.k_cache, t.v_cache, t.block_table) * 1
+
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    with torch.no_grad():
+        for text in ("1x512@3000,7x1@900", "8x1@900"):
+            checker = checker_of(text, GPU_SPEC, "cuda")
+            plan(attention, text)
+            assert checker.judge(compiled(checker.tensors)).passed
+
+
+@pytest.mark.gpu
+def test_a_log_sum_exp_is_written_whatever_the_table_says_on_a_gpu():
+    attention = HybridAttention(GPU_SPEC, 16, 1024, 64)
+    templates_used: set[str] = set()
+    for text in ("64x1@2000", "1x512@3000,7x1@900"):
+        checker = checker_of(text, GPU_SPEC, "cuda", lse=True)
+        plan(attention, text)
+        templates_used.add(attention.variant.template)
+        assert checker.judge(run(attention, checker.tensors)).passed
+        assert checker.judge(*run(attention, checker.tensors, return_lse=True)).passed
+    assert templates_used

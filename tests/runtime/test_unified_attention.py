@@ -1,0 +1,261 @@
+"""The stand-in is called as vLLM's own test of its function calls it, and compared with attention as written there."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from attention_tuner import HybridAttention, unified_attention
+from attention_tuner.kernel_templates.errors import BatchError, SpecError
+from attention_tuner.runtime import unified_attention as module
+from attention_tuner.runtime.attentions import Attentions
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+# The arguments of vllm.v1.attention.ops.triton_unified_attention.unified_attention, v0.33.0.
+VLLM_ARGUMENTS = [
+    "q", "k", "v", "out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "softmax_scale", "causal",
+    "window_size", "block_table", "softcap", "q_descale", "k_descale", "v_descale", "seq_threshold_3D",
+    "num_par_softmax_segments", "softmax_segm_output", "softmax_segm_max", "softmax_segm_expsum", "alibi_slopes",
+    "output_scale", "qq_bias", "sinks", "mm_prefix_range", "rswa_prefix_lens", "rswa_window", "use_alibi_sqrt",
+    "kv_quant_mode", "k_scale_cache", "v_scale_cache", "chunk_lookback", "use_td", "mm_prefix_clamp_sliding_window",
+]  # fmt: skip
+FP8 = torch.float8_e4m3fn
+SEGMENTS = 16
+
+
+def expected(
+    call: dict[str, Any], query_lens: list[int], kv_lens: list[int], k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """Eager attention in float32 with the arguments of `call`, over caches `k` and `v` in the dtype of the queries."""
+    outputs: list[torch.Tensor] = []
+    for index, (query, kv_len) in enumerate(zip(call["q"].float().split(query_lens), kv_lens, strict=True)):
+        pages = call["block_table"][index, : -(-kv_len // k.shape[1])].long()
+        keys, values = (cache[pages].flatten(0, 1)[:kv_len].float() for cache in (k, v))
+        group = query.shape[1] // keys.shape[1]
+        scores = torch.einsum("qhd,khd->hqk", query, keys.repeat_interleave(group, 1)) * call["softmax_scale"]
+        if call["softcap"]:
+            scores = call["softcap"] * torch.tanh(scores / call["softcap"])
+        position = torch.arange(kv_len - len(query), kv_len, device=query.device)[:, None]
+        key = torch.arange(kv_len, device=query.device)
+        if call.get("alibi_slopes") is not None:
+            scores = scores + call["alibi_slopes"].float()[:, None, None] * (key - position)
+        visible = key <= position
+        if call["window_size"][0] >= 0:
+            visible = visible & (key >= position - call["window_size"][0])
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if call.get("sinks") is not None:
+            sinks = call["sinks"].float()[:, None, None].expand(-1, len(query), 1)
+            weights = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(group, 1)))
+    return torch.cat(outputs)
+
+
+def call_of(
+    seq_lens: list[tuple[int, int]], num_heads: tuple[int, int], head_size: int, device: str, *,
+    sliding_window: int | None = None, soft_cap: float | None = None, fp8: bool = False, num_blocks: int = 64,
+    seq_threshold: int = 0,
+) -> tuple[dict[str, Any], torch.Tensor]:  # fmt: skip
+    """The call that vLLM's test makes for sequences (query tokens, keys), and what is right for it."""
+    torch.manual_seed(0)
+    query_lens, kv_lens = [q for q, _ in seq_lens], [kv for _, kv in seq_lens]
+    num_q_heads, num_kv_heads = num_heads
+    q = torch.randn(sum(query_lens), num_q_heads, head_size, dtype=torch.bfloat16, device=device)
+    k = torch.randn(num_blocks, 16, num_kv_heads, head_size, dtype=torch.bfloat16, device=device)
+    v = torch.randn_like(k)
+    pages = -(-max(kv_lens) // 16)
+    scratch = (seq_threshold, num_q_heads, SEGMENTS)
+    call: dict[str, Any] = {
+        "q": q, "k": k, "v": v, "out": torch.full_like(q, torch.nan),
+        "cu_seqlens_q": torch.tensor([0, *query_lens], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32),
+        "seqused_k": torch.tensor(kv_lens, dtype=torch.int32, device=device),
+        "max_seqlen_q": max(query_lens), "max_seqlen_k": max(kv_lens), "softmax_scale": head_size**-0.5,
+        "causal": True, "window_size": (-1, -1) if sliding_window is None else (sliding_window - 1, 0),
+        "block_table": torch.randint(0, num_blocks, (len(seq_lens), pages), dtype=torch.int32, device=device),
+        "softcap": 0 if soft_cap is None else soft_cap, "q_descale": None, "k_descale": None, "v_descale": None,
+        "seq_threshold_3D": seq_threshold, "num_par_softmax_segments": SEGMENTS,
+        "softmax_segm_output": torch.empty(*scratch, 256, device=device),
+        "softmax_segm_max": torch.empty(scratch, device=device),
+        "softmax_segm_expsum": torch.empty(scratch, device=device), "kv_quant_mode": 0,
+    }  # fmt: skip
+    if fp8:
+        shape = (len(seq_lens), num_kv_heads)
+        call |= {"k": (k / 0.5).to(FP8), "v": (v / 0.25).to(FP8), "k_descale": torch.full(shape, 0.5, device=device),
+                 "v_descale": torch.full(shape, 0.25, device=device), "kv_quant_mode": 1}  # fmt: skip
+        k, v = call["k"].float() * 0.5, call["v"].float() * 0.25
+    return call, expected(call, query_lens, kv_lens, k, v)
+
+
+def right(call: dict[str, Any], expected: torch.Tensor) -> None:
+    torch.testing.assert_close(call["out"].float(), expected, atol=1.5e-2, rtol=1e-2)
+
+
+def test_the_arguments_are_those_of_vllm_in_their_order_and_ours_come_after():
+    parameters = list(inspect.signature(unified_attention).parameters.values())
+    assert [p.name for p in parameters[: len(VLLM_ARGUMENTS)]] == VLLM_ARGUMENTS
+    more = parameters[len(VLLM_ARGUMENTS) :]
+    assert [p.name for p in more] == ["cu_seqlens_q_cpu", "seqused_k_cpu", "attention"]
+    assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in more)
+
+
+@pytest.mark.parametrize("seq_threshold", [0, 8])
+@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(None, None), (64, None), (None, 50.0), (128, 50.0)])
+@pytest.mark.parametrize("num_heads", [(4, 4), (8, 2), (5, 1)], ids=str)
+@pytest.mark.parametrize("seq_lens", [[(1, 132), (5, 18), (29, 63)], [(1, 53), (1, 37), (1, 201)]], ids=str)
+@torch.inference_mode()
+def test_called_as_vllm_calls_its_function(
+    seq_lens: list[tuple[int, int]], num_heads: tuple[int, int], sliding_window: int | None, soft_cap: float | None,
+    seq_threshold: int,
+):  # fmt: skip
+    head_size = 64 if seq_threshold else 128
+    call, expected = call_of(seq_lens, num_heads, head_size, "cpu", sliding_window=sliding_window, soft_cap=soft_cap,
+                             seq_threshold=seq_threshold)  # fmt: skip
+    unified_attention(**call)
+    right(call, expected)
+
+
+@torch.inference_mode()
+def test_queries_in_bfloat16_over_a_cache_in_8_bits():
+    call, expected = call_of([(1, 132), (5, 18), (29, 63)], (8, 2), 64, "cpu", fp8=True)
+    unified_attention(**call)
+    right(call, expected)
+    # One scale for all, as a layer has it, is the same; and one that is expanded is no row of elements.
+    for shape in ((), (1,)):
+        scales = {"k_descale": torch.tensor(0.5).expand(shape), "v_descale": torch.tensor(0.25).expand(shape)}
+        call["out"].fill_(torch.nan)
+        unified_attention(**call | scales)
+        right(call, expected)
+
+
+def test_what_the_default_device_is_makes_no_difference(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_shared", Attentions())
+    call, expected = call_of([(1, 132), (5, 18), (29, 63)], (8, 2), 64, "cpu", fp8=True)
+    with torch.device("meta"):
+        unified_attention(**call)
+    right(call, expected)
+
+
+def test_scales_beside_a_cache_that_has_none_are_not_heeded():
+    call, expected = call_of([(3, 40)], (4, 4), 64, "cpu")
+    unified_attention(**call | {"k_descale": torch.tensor(3.0).expand(1, 4), "v_descale": torch.tensor(3.0)})
+    right(call, expected)
+
+
+def test_sinks_and_slopes():
+    call, _ = call_of([(3, 40), (1, 70)], (4, 2), 64, "cpu")
+    call |= {"sinks": torch.randn(4, dtype=torch.bfloat16), "alibi_slopes": torch.tensor([0.1, 0.02, 0.3, 0.0])}
+    unified_attention(**call)
+    right(call, expected(call, [3, 1], [40, 70], call["k"], call["v"]))
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("causal", {"causal": False}),
+    ("causal", {"causal": torch.ones(1, dtype=torch.bool)}),
+    ("q_descale", {"q_descale": torch.tensor(0.5)}),
+    ("output_scale", {"output_scale": torch.tensor(0.5)}),
+    ("qq_bias", {"qq_bias": torch.zeros(3, 3)}),
+    ("mm_prefix_range", {"mm_prefix_range": torch.zeros(1, 1, 2)}),
+    ("rswa_window", {"rswa_window": 9, "rswa_prefix_lens": torch.zeros(1)}),
+    ("use_alibi_sqrt", {"use_alibi_sqrt": True, "alibi_slopes": torch.zeros(4)}),
+    ("kv_quant_mode", {"kv_quant_mode": 2}),
+    ("k_scale_cache", {"k_scale_cache": torch.zeros(1)}),
+    ("v_scale_cache", {"v_scale_cache": torch.zeros(1)}),
+    ("chunk_lookback", {"chunk_lookback": 1, "window_size": (9, 0)}),
+    ("window_size", {"window_size": (9, 9)}),
+]
+
+
+@pytest.mark.parametrize(("name", "more"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_it_does_not_do_is_refused_by_name_and_nothing_is_written(name: str, more: dict[str, Any]):
+    call, _ = call_of([(3, 40)], (4, 4), 64, "cpu")
+    with pytest.raises(SpecError, match=f"not supported: unified_attention with this '{name}'"):
+        unified_attention(**call | more)
+    assert call["out"].isnan().all()
+
+
+def test_dtypes_and_sizes_that_no_kernel_has_are_refused_by_name():
+    call, _ = call_of([(3, 40)], (4, 4), 64, "cpu")
+    with pytest.raises(SpecError, match="not supported: dtype 'float8_e4m3fn'"):
+        unified_attention(**call | {"q": call["q"].to(FP8)})
+    with pytest.raises(SpecError, match="not supported: a head size of 24"):
+        unified_attention(**call | {"q": call["q"][..., :24]})
+
+
+def test_a_batch_without_query_tokens_is_no_work():
+    call, _ = call_of([(3, 40)], (4, 4), 64, "cpu")
+    unified_attention(**call | {"q": call["q"][:0], "out": call["out"][:0], "cu_seqlens_q": torch.zeros(2).int()})
+
+
+def test_a_planned_attention_is_used_as_it_is():
+    call, expected = call_of([(3, 40), (1, 70)], (4, 2), 64, "cpu")
+    unified_attention(**call)
+    (spec, *_), _ = next(reversed(module._shared._made.items()))  # pyright: ignore
+    attention = HybridAttention(spec, 16, 8, 2)
+    attention.plan([3, 1], [37, 69])
+    call["out"].fill_(torch.nan)
+    # No lengths are read.
+    nothing = {"cu_seqlens_q": None, "seqused_k": None}
+    unified_attention(**call | nothing, attention=attention)
+    right(call, expected)
+    with pytest.raises(SpecError, match=r"the given attention is of layer .*, not of"):
+        unified_attention(**call | {"window_size": (9, 0)}, attention=attention)
+
+
+def test_lengths_are_copied_from_the_host_where_they_are_given():
+    call, expected = call_of([(3, 40), (1, 70)], (4, 2), 64, "cpu")
+    more = {"cu_seqlens_q_cpu": call["cu_seqlens_q"].clone(), "seqused_k_cpu": call["seqused_k"].clone()}
+    call |= {"cu_seqlens_q": torch.zeros(3).int(), "seqused_k": torch.zeros(2).int()}
+    unified_attention(**call, **more)
+    right(call, expected)
+
+
+def test_lengths_that_cannot_be_are_refused():
+    call, _ = call_of([(3, 40)], (4, 4), 64, "cpu")
+    with pytest.raises(BatchError, match="a sequence has no negative lengths"):
+        unified_attention(**call | {"seqused_k": torch.tensor([2], dtype=torch.int32)})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seq_threshold", [0, 8])
+@pytest.mark.parametrize("num_blocks", [32768, 2048])
+@pytest.mark.parametrize("soft_cap", [None, 50.0])
+@pytest.mark.parametrize("sliding_window", [None, 64, 128, 256])
+@pytest.mark.parametrize("head_size", [128, 256])
+@pytest.mark.parametrize("num_heads", [(4, 4), (8, 2), (5, 1)], ids=str)
+@pytest.mark.parametrize("seq_lens", [[(1, 1328), (5, 18), (129, 463)], [(1, 523), (1, 37), (1, 2011)]], ids=str)
+@torch.inference_mode()
+def test_on_a_gpu(
+    seq_lens: list[tuple[int, int]], num_heads: tuple[int, int], head_size: int, sliding_window: int | None,
+    soft_cap: float | None, num_blocks: int, seq_threshold: int,
+):  # fmt: skip
+    call, expected = call_of(seq_lens, num_heads, head_size, "cuda", sliding_window=sliding_window, soft_cap=soft_cap,
+                             num_blocks=num_blocks, seq_threshold=seq_threshold)  # fmt: skip
+    # As vLLM's test sets it.
+    with torch.device("cuda"):
+        unified_attention(**call)
+    right(call, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_heads", [(4, 4), (8, 2), (5, 1)], ids=str)
+@torch.inference_mode()
+def test_a_cache_in_8_bits_on_a_gpu(num_heads: tuple[int, int]):
+    call, expected = call_of([(1, 1328), (5, 18), (129, 463)], num_heads, 128, "cuda", fp8=True, num_blocks=2048)
+    unified_attention(**call)
+    right(call, expected)
+
+
+@pytest.mark.gpu
+def test_a_capture_is_refused_without_a_planned_attention():
+    call, _ = call_of([(3, 40)], (4, 4), 64, "cuda")
+    unified_attention(**call)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(BatchError, match="a captured graph needs a planned attention"):
+            unified_attention(**call)
+        torch.zeros(1, device="cuda")

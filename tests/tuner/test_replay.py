@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recording_samples import CHUNK, DECODE, FASTEST, small_recording, unified
+
+from attention_tuner.kernel_templates.outcome import Failed, Skipped, Timed, Wrong
+from attention_tuner.search_spaces.files import shipped
+from attention_tuner.tuner.recording import Recording
+from attention_tuner.tuner.replay import near, replay
+from attention_tuner.tuner.run import Listener, Progress, Settings, TaskResult
+from attention_tuner.tuner.simulated import NOT_RECORDED
+
+RECORDING = small_recording()
+ALL = 54
+# How far from the optimum a search may end after so many trials; of a few tasks, which take the sampler seconds each.
+TRIALS, TOLERATED, FEW = 150, 0.05, 2
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_all_trials_find_the_optimum(sampler: str) -> None:
+    for each in replay(RECORDING, RECORDING.tasks, Settings(trials=ALL, sampler=sampler)):
+        assert each.loss == 0
+        assert each.result.best is not None
+        assert each.result.best.variant == unified(**FASTEST) == each.trials[(each.within() or 0) - 1].variant
+        assert each.result.best.measured_at == RECORDING.recorded_at[1]
+        assert len({trial.variant for trial in each.trials}) == len(each.trials)
+
+
+def test_the_same_seed_gives_the_same_search_and_another_one_another() -> None:
+    def trials(seed: int) -> list[tuple[object, ...]]:
+        found = replay(RECORDING, [DECODE], Settings(trials=20, sampler="random", seed=seed))
+        return [(tuple(t.variant for t in each.trials), each.result.seconds, each.result.best) for each in found]
+
+    assert trials(1) == trials(1)
+    assert trials(1) != trials(2)
+
+
+def test_the_outcomes_are_those_recorded_and_what_is_skipped_is_no_trial() -> None:
+    (each,) = replay(RECORDING, [DECODE], Settings(trials=ALL, sampler="random"))
+    kinds = [type(trial) for trial in each.trials]
+    assert kinds.count(Wrong) == 1
+    assert kinds.count(Failed) == 2 + (len(each.trials) == ALL)
+    assert Skipped not in kinds
+    for trial in each.trials:
+        if isinstance(trial, Timed):
+            assert trial == RECORDING.outcome(DECODE, trial.variant)
+
+
+def test_what_compiling_and_measuring_took_is_what_it_takes() -> None:
+    def seconds(processes: int) -> float:
+        (each,) = replay(RECORDING, [CHUNK], Settings(trials=ALL, sampler="random"), processes=processes)
+        assert each.result.measuring_seconds >= ALL * 0.03125
+        return each.result.seconds
+
+    # 18 codes of 3.5 s each.
+    assert seconds(1) > 18 * 3.5 > seconds(9) > 2 * 3.5
+
+
+def test_the_time_given_is_of_the_recording() -> None:
+    (each,) = replay(RECORDING, [CHUNK], Settings(trials=ALL, sampler="random", seconds=8.0), processes=2)
+    assert 3 <= len(each.trials) < ALL
+    assert each.result.seconds <= 8
+    (nothing,) = replay(RECORDING, [CHUNK], Settings(seconds=1.0, sampler="random"))
+    assert nothing.result.best is None
+    assert (nothing.loss, nothing.within(), nothing.trials) == (None, None, ())
+
+
+def test_a_listener_hears_what_happens() -> None:
+    heard: list[str] = []
+
+    class Ear(Listener):
+        def started(self, task: object, valid: int, reused: int) -> None:
+            heard.append(f"{valid} valid")
+
+        def tried(self, progress: Progress) -> None:
+            heard.append("tried")
+
+        def racing(self, task: object, variants: tuple[object, ...]) -> None:
+            heard.append("racing")
+
+        def finished(self, result: TaskResult) -> None:
+            heard.append("finished")
+
+    replay(RECORDING, [CHUNK], Settings(trials=5, sampler="random"), Ear())
+    assert [what for what, _ in itertools.groupby(heard)] == ["54 valid", "tried", "racing", "finished"]
+
+
+def test_a_default_that_is_not_recorded_is_no_obstacle() -> None:
+    held = {v: r for v, r in RECORDING.trials[CHUNK].items() if v.number("num_warps") == 2}
+    (each,) = replay(replace(RECORDING, trials={CHUNK: held}), [CHUNK], Settings(trials=30, sampler="random"))
+    assert each.loss == 0
+    assert [t.reason for t in each.trials if isinstance(t, Failed)] == [NOT_RECORDED]
+
+
+def test_what_is_near_the_optimum_is_counted() -> None:
+    assert near(RECORDING, DECODE) == 1
+    assert near(RECORDING, DECODE, 1.1) > 1
+    assert near(RECORDING, DECODE, 1e9) == 50
+    assert near(RECORDING, replace(DECODE, page_size=128)) == 0
+
+
+def test_a_replay_loads_no_torch_and_leaves_no_database(tmp_path: Path) -> None:
+    RECORDING.save(tmp_path / "small.json.gz")
+    script = (
+        "import sys; from attention_tuner.tuner.recording import Recording; "
+        "from attention_tuner.tuner.replay import replay; from attention_tuner.tuner.run import Settings; "
+        "recording = Recording.load(sys.argv[1]); "
+        "replay(recording, recording.tasks, Settings(trials=5, sampler='random')); "
+        "sys.exit(bool({'torch', 'triton'} & sys.modules.keys()))"
+    )
+    environment = {**os.environ, "ATTENTION_TUNER_DB": str(tmp_path / "tuner.db"), "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "small.json.gz")], check=True, env=environment)
+    assert [path.name for path in tmp_path.iterdir()] == ["small.json.gz"]
+
+
+def test_every_recording_that_ships_can_be_searched() -> None:
+    for name in shipped("recordings", (".json.gz", ".json")):
+        recording = Recording.load(name)
+        for each in replay(recording, recording.tasks, Settings(trials=TRIALS, sampler="random")):
+            assert len(each.trials) >= TRIALS, (name, each.result.task)
+            assert not [t for t in each.trials if isinstance(t, Failed) and t.reason == NOT_RECORDED]
+            assert each.result.best is not None
+            assert each.result.best.speedup >= 1, (name, each.result.task)
+
+
+def test_the_search_comes_near_the_optima_of_every_recording_that_ships() -> None:
+    for name in shipped("recordings", (".json.gz", ".json")):
+        recording = Recording.load(name)
+        for each in replay(recording, recording.tasks[:FEW], Settings(trials=TRIALS)):
+            assert each.loss is not None, (name, each.result.task)
+            assert each.loss <= TOLERATED, (name, each.result.task)

@@ -1,0 +1,106 @@
+"""Replay: the search of a tuning run against recorded outcomes, in seconds and without a GPU."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..db.store import Store
+from ..kernel_templates.outcome import Outcome, Skipped, Timed
+from ..kernel_templates.variant import Variant
+from .recording import Recording
+from .run import Listener, Progress, Settings, TaskResult
+from .simulated import PROCESSES, executor_of
+from .task import Task
+from .tune import tune
+
+# What is at most this many times as slow as the optimum is as good.
+AS_GOOD = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a search found of one task of `recording`; `trials` are in the order in which they ended.
+
+    Times in `result` are simulated. A variant that was skipped is no trial.
+    """
+
+    recording: Recording = field(repr=False)
+    result: TaskResult
+    trials: tuple[Outcome, ...]
+
+    @property
+    def optimum(self) -> Timed | None:
+        """The fastest that was recorded."""
+        return self.recording.optimum(self.result.task)
+
+    @property
+    def loss(self) -> float | None:
+        """By which share of the optimum's time the variant that was kept is slower, as recorded; None without one."""
+        best, optimum = self.result.best, self.optimum
+        kept = best and self.recording.outcome(self.result.task, best.variant)
+        if not isinstance(kept, Timed) or optimum is None:
+            return None
+        return kept.timing.median_ms / optimum.timing.median_ms - 1
+
+    def within(self, ratio: float = AS_GOOD) -> int | None:
+        """After how many trials one at most `ratio` times as slow as the optimum was found, None where none was."""
+        optimum = self.optimum
+        limit_ms = ratio * optimum.timing.median_ms if optimum else 0.0
+        timed = ((n, t) for n, t in enumerate(self.trials, 1) if isinstance(t, Timed))
+        return next((n for n, trial in timed if trial.timing.median_ms <= limit_ms), None)
+
+
+def replay(
+    recording: Recording,
+    tasks: Sequence[Task],
+    settings: Settings,
+    listener: Listener | None = None,
+    processes: int = PROCESSES,
+) -> list[Replayed]:
+    """Search `tasks`, which `recording` holds, as `tune` does, on a clock of its own: `settings.seconds` are its too.
+
+    Compiling takes what it took, on as many `processes`, and so does measuring; starting processes, preparing what
+    measurements share and choosing variants take no time. Nothing is kept: the database is temporary. The same
+    arguments give the same results. Raises `InputError` for an unknown sampler.
+    """
+    trace = _Trace(listener or Listener())
+    settings = replace(settings, regime=recording.regime)
+    with tempfile.TemporaryDirectory(prefix="attention-tuner-") as folder, Store.open(Path(folder) / "db") as store:
+        results = tune(tasks, recording.gpu, store, settings, executor_of(recording, processes), trace)
+    for result in results:
+        if result.best is not None:
+            result.best = replace(result.best, measured_at=recording.recorded_at[1])
+    return [Replayed(recording, result, tuple(trace.trials.get(result.task, ()))) for result in results]
+
+
+def near(recording: Recording, task: Task, ratio: float = AS_GOOD) -> int:
+    """How many variants of `task` are at most `ratio` times as slow as its optimum."""
+    best = recording.optimum(task)
+    times_ms = [each.timing.median_ms for v in recording.variants(task)
+                if isinstance(each := recording.outcome(task, v), Timed)]
+    return 0 if best is None else sum(ms <= ratio * best.timing.median_ms for ms in times_ms)
+
+
+class _Trace(Listener):
+    """Keeps the trials, and passes on what happens."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.trials: dict[Task, list[Outcome]] = {}
+        self._listener = listener
+
+    def started(self, task: Task, valid: int, reused: int) -> None:
+        self._listener.started(task, valid, reused)
+
+    def tried(self, progress: Progress) -> None:
+        if not isinstance(progress.outcome, Skipped):
+            self.trials.setdefault(progress.task, []).append(progress.outcome)
+        self._listener.tried(progress)
+
+    def racing(self, task: Task, variants: tuple[Variant, ...]) -> None:
+        self._listener.racing(task, variants)
+
+    def finished(self, result: TaskResult) -> None:
+        self._listener.finished(result)
