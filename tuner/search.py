@@ -16,7 +16,7 @@ from ..kernel_templates.variant import Variant
 from ..search_spaces.space import survey
 from .costs import Costs
 from .jobs import MeasureJob, PrepareJob
-from .leads import first_variants, neighbours, proven
+from .leads import first_variants, log_ratios, neighbours, proven
 from .run import Progress, Run, TaskResult
 from .study import Study
 from .task import Task
@@ -175,6 +175,7 @@ class Search:
         """See what is known of other batches now, and leave some trials to what did well there."""
         known, self.neighbours = self.neighbours, neighbours(self.task, self.run)
         self._study.prefer([variant for variant in self.neighbours if variant not in known])
+        self._study.expect(log_ratios(self.task, self.run))
         made = self.result.reused - self.result.skipped
         to_come = sum(variant not in self.timed and variant not in self.unfit for variant in self._first)
         free = self.run.settings.trials - made - to_come
