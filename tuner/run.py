@@ -21,6 +21,7 @@ from .builds import Builds, Compiler
 from .child import Job
 from .jobs import GRAPH
 from .recording import Recording
+from .samplers import DEFAULT_SAMPLER
 from .task import Task
 
 R = TypeVar("R")
@@ -45,7 +46,7 @@ class Settings:
     trials: int = 30
     seconds: float | None = None
     seed: int = 0
-    sampler: str = "tpe"
+    sampler: str = DEFAULT_SAMPLER
     ahead: int | None = None
     finalists: int = 8
     samples: int = 5

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from portfolio_samples import GPU, LARGE, MIDDLE, SMALL, SPEC, best_config, unified
+from portfolio_samples import GPU, SPEC, best_config, unified
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import InputError
@@ -12,6 +12,7 @@ from attention_tuner.kernel_templates.outcome import BestConfig
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.tuner.pages import compare, read_lengths, token_bytes
 
+SMALL, MIDDLE, LARGE = (Batch.parse(text) for text in ("2x1@48", "8x1@4000", "64x1@60000"))
 WINDOWED = replace(SPEC, sliding_window=1024)
 ONE = {SPEC: 1}
 
