@@ -16,13 +16,13 @@ from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
 from .answer import Answer, Chain
-from .engine import sqlite_path
+from .engine import PATH_VARIABLE, default_path, sqlite_path
 from .export import Exported, read_json
 from .files import rows_of
 from .full_checks import StoredChecks
 from .losses import Loss, Losses
 from .rows import Rows, made
-from .store import PATH_VARIABLE, Store, default_path
+from .store import Store
 from .table import ConfigTable
 
 SHIPPED = Path(__file__).parent / "configs"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import sqlite3
 import warnings
 from collections import Counter
@@ -15,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-import platformdirs
 from sqlalchemy import Engine, delete, func, select
 from sqlalchemy.orm import Session
 
@@ -37,8 +35,6 @@ from .snapshot import Snapshot
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-PATH_VARIABLE = "ATTENTION_TUNER_DB"
-
 # The parts of an environment, in the order in which they are named as the reason why a trial cannot be reused.
 _OUTDATED = {
     "kernel_hash": "measured with another kernel source",
@@ -53,11 +49,6 @@ class _Row(Protocol[R_co]):
     def label(self) -> str: ...
 
     def record(self) -> R_co: ...
-
-
-def default_path() -> str:
-    """The path or URL of the user's database: the environment variable, or a file in the user's data folder."""
-    return os.environ.get(PATH_VARIABLE) or str(platformdirs.user_data_path("attention-tuner") / "tuner.db")
 
 
 class Store:

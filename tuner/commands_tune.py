@@ -166,6 +166,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
     from ..db.engine import shown_name
     from ..db.losses import measure_losses
     from . import documents, report
+    from .progress import TuneProgress
     from .tune import refuse_large, refuse_long
     from .tune import tune as search
 
@@ -180,7 +181,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
             foreign = _foreign(executor.uuid)
             ending_s = min(ENDING_S, ENDING_SHARE * (settings.seconds or math.inf))
             executor = replace(executor, aside_s=time.monotonic() - asked.begun + ending_s)
-            with report.TuneProgress(gpu) as listener:
+            with TuneProgress(gpu) as listener:
                 results = search(tasks, gpu, store, settings, executor, listener)
             if all(result.best is None for result in results):
                 raise NothingValidError(_why_nothing(gpu, settings, results))

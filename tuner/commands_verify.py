@@ -123,8 +123,8 @@ class _Job:
 
     def run(self, configs: Sequence[BestConfig]) -> list[Verified]:
         """Verify `configs`, and tune anew what has moved where that is asked for, in the time that there is."""
-        from . import report
         from .commands_tune import executor_on
+        from .progress import TuneProgress
         from .running import running
         from .tune import refuse_long
         from .verify import RETUNE_SHARE, Verified, retune, verify
@@ -139,7 +139,7 @@ class _Job:
             executor = replace(executor, aside_s=time.monotonic() - self.begun + ending_s)
             share = 1 - RETUNE_SHARE if self.retune else 1.0
             first = settings if settings.seconds is None else replace(settings, seconds=share * total_s)
-            with report.TuneProgress(gpu) as listener:
+            with TuneProgress(gpu) as listener:
                 with running(gpu, store, first, executor, listener) as run:
                     found = verify(configs, run)
                 left_s = total_s - (time.monotonic() - self.begun)

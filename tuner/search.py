@@ -16,7 +16,7 @@ from ..kernel_templates.variant import Variant
 from ..search_spaces.space import survey
 from .costs import Costs
 from .jobs import MeasureJob, PrepareJob
-from .leads import first_variants, neighbours, proven
+from .leads import first_variants, log_ratios, neighbours, proven
 from .run import Progress, Run, TaskResult
 from .study import Study
 from .task import Task
@@ -71,12 +71,12 @@ class Search:
         self.newest = ""
         self.neighbours = neighbours(task, run)
         recording = run.executor.recording
-        if only is None:
+        if only is not None:
+            self._valid = self._first = tuple(only)
+        else:
             self._valid = recording.variants(task) if recording else survey(
                 task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
             self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
-        else:
-            self._valid = self._first = tuple(only)
         self._study = Study(self._valid, self._first, run.settings.sampler, run.settings.seed)
         self._proven: deque[Variant] = deque()
         self._asked = 0
@@ -103,6 +103,20 @@ class Search:
             result.reused += 1
         result.outdated = run.store.outdated_trials(self.setting, run.executor.environment_of)
 
+    def look_around(self) -> None:
+        """See what is known of other batches by now, and leave some trials to what did well there.
+
+        Called before the first variants are asked for, so that these trials are left, and again when the search begins.
+        """
+        known, self.neighbours = self.neighbours, neighbours(self.task, self.run)
+        self._study.prefer([variant for variant in self.neighbours if variant not in known])
+        self._study.expect(log_ratios(self.task, self.run))
+        made = self.result.reused - self.result.skipped
+        to_come = sum(variant not in self.timed and variant not in self.unfit for variant in self._first)
+        share = int(PROVEN_SHARE * (self.run.settings.trials - made - to_come))
+        left = self.run.settings.trials - self._trials
+        self._proven = deque(proven(self.task, self.run)[: max(0, min(share, left))])
+
     def ask_ahead(self) -> None:
         """Ask until enough variants are on their way to be compiled, or all trials; one that is skipped is no trial."""
         while (
@@ -127,7 +141,7 @@ class Search:
         """
         late = min(self.run.deadline, deadline + OVERRUN_S)
         self.run.listener.started(self.task, len(self._valid), self.result.reused)
-        self._look_around()
+        self.look_around()
         self.ask_ahead()
         if self._ready or self._waiting or self._proven:
             self._prepare(late)
@@ -170,15 +184,6 @@ class Search:
     def _trials(self) -> int:
         """How many trials were made or will be, of those asked for so far."""
         return self.result.reused + self._asked - self.result.skipped
-
-    def _look_around(self) -> None:
-        """See what is known of other batches now, and leave some trials to what did well there."""
-        known, self.neighbours = self.neighbours, neighbours(self.task, self.run)
-        self._study.prefer([variant for variant in self.neighbours if variant not in known])
-        made = self.result.reused - self.result.skipped
-        to_come = sum(variant not in self.timed and variant not in self.unfit for variant in self._first)
-        free = self.run.settings.trials - made - to_come
-        self._proven.extend(proven(self.task, self.run)[: max(0, int(PROVEN_SHARE * free))])
 
     def _prepare(self, deadline: float) -> None:
         """Have the worker started and all made that measurements share, while the first variants are compiled."""

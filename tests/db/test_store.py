@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_tuner.db import Setting, Store, TrialRecord, default_path
+from attention_tuner.db import Setting, Store, TrialRecord
 from attention_tuner.db.migrate import MIGRATIONS
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import StoreError
@@ -70,14 +70,6 @@ def unprivileged() -> Iterator[None]:
 
 
 # Where it is, and what cannot be opened
-
-
-def test_the_default_is_in_the_users_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.delenv("ATTENTION_TUNER_DB", raising=False)
-    assert Path(default_path()).name == "tuner.db"
-    assert "attention-tuner" in default_path()
-    monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "mine.db"))
-    assert default_path() == str(tmp_path / "mine.db")
 
 
 def test_folders_are_made_and_the_file_is_in_wal_mode(tmp_path: Path):
