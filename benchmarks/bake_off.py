@@ -10,20 +10,22 @@ import argparse
 import contextlib
 import functools
 import itertools
+import json
 import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import bake_off_report
 import record
 
-from attention_tuner.kernel_templates.batch import BatchBucket
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.outcome import Outcome, Skipped, Timed
 from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.leads import NEIGHBOURS, first_variants, merged_ratios
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.samplers import DEFAULT_SAMPLER, SAMPLERS
@@ -32,10 +34,13 @@ from attention_tuner.tuner.task import Task
 
 # Within this of the optimum a search has done what it is for.
 GOOD = 1.02
-# Samplers that take seconds for each variant, of which fewer seeds are tried.
-SLOW = ("gp",)
+# Samplers of which fewer seeds are tried: a search takes them seconds, and "gp" minutes.
+SLOW = ("gp", "forest", "tpe")
 # The measurements at which a curve is kept.
 MARKS = (1, 2, 3, 4, 6, 8, 10, 12, 15, 20, 25, 30, 35, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130, 140, 150, 175, 200)
+
+# Where batches have names.
+SUITE = "hopper13"
 
 Truth = Mapping[Variant, Outcome]
 
@@ -58,7 +63,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One search: what it measured, in order, and the seconds that it took, all of which are the sampler's."""
+    """One search: what it measured, in order, and the CPU time in seconds that it took, which is the sampler's."""
 
     measured: tuple[Variant, ...]
     seconds: float
@@ -81,7 +86,7 @@ def replay(truth: Truth, study: Study, trials: int, ahead: int) -> Replay:
     """Search in `truth` until `trials` variants are measured, or none is left."""
     measured: list[Variant] = []
     pending: list[Variant] = []
-    start = time.perf_counter()
+    start = time.process_time()
     while len(measured) < trials:
         while len(pending) < min(ahead, trials - len(measured)) and (variant := study.ask()) is not None:
             if isinstance(outcome := truth[variant], Skipped):
@@ -92,7 +97,7 @@ def replay(truth: Truth, study: Study, trials: int, ahead: int) -> Replay:
             break
         measured.append(variant := pending.pop(0))
         study.tell(truth[variant])
-    return Replay(tuple(measured), time.perf_counter() - start)
+    return Replay(tuple(measured), time.process_time() - start)
 
 
 def search(
@@ -180,7 +185,7 @@ def results(recording: Recording, found: Mapping[Entry, Sequence[Mapping[Task, R
         rows.append({
             "sampler": entry.sampler, "leads": entry.leads, "ahead": entry.ahead,
             **summary([curve for each in curves.values() for curve in each]),
-            "ms_a_measurement": 1e3 * sum(r.seconds for r in replays) / sum(len(r.measured) for r in replays),
+            "cpu_ms_a_measurement": 1e3 * sum(r.seconds for r in replays) / sum(len(r.measured) for r in replays),
             "tasks": {name(task): {**summary(each), "curves": [thinned(curve) for curve in each]}
                       for task, each in curves.items()},
         })  # fmt: skip
@@ -189,7 +194,12 @@ def results(recording: Recording, found: Mapping[Entry, Sequence[Mapping[Task, R
 
 
 def name(task: Task) -> str:
-    return f"{task.batch} page {task.page_size}"
+    return f"{_batch_names().get(task.batch, str(task.batch))}, page {task.page_size}"
+
+
+@functools.cache
+def _batch_names() -> dict[Batch, str]:
+    return {batch: name for name, batch in named_batches(SUITE).items()}
 
 
 def about(truth: Truth) -> dict[str, Any]:
@@ -203,92 +213,43 @@ def about(truth: Truth) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(document: Mapping[str, Any]) -> str:
-    """The results as two Markdown tables."""
-    lines = ["| sampler | leads | ahead | runs | final mean | final worst | measurements to 2 % (median) | "
-             "runs within 2 % | ms a choice |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for row in document["entries"]:
-        middle, cost = row["measurements_to_good"] or "∞", row["ms_a_measurement"]
-        lines.append(f"| `{row['sampler']}` | {row['leads']} | {row['ahead']} | {row['runs']} | "
-                     f"{row['final_mean']:.4f} | {row['final_worst']:.3f} | {middle} | {row['share_good']:.0%} | "
-                     f"{cost:.1f} |")
-    lines += ["", "| task | variants | timed | optimum ms | median / optimum | within 2 % | final mean | final worst | "
-              "measurements to 2 % |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    shown = next(row for row in document["entries"] if row["leads"] != "neighbours")
-    for each, facts in document["tasks"].items():
-        own = shown["tasks"][each]
-        lines.append(f"| {each} | {facts['variants']} | {facts['timed']} | {facts['optimum_ms']:.4f} | "
-                     f"{facts['median_ratio']:.2f} | {facts['good']} ({facts['share_good']:.1%}) | "
-                     f"{own['final_mean']:.4f} | {own['final_worst']:.3f} | {own['measurements_to_good'] or '∞'} |")
-    lines += ["", f"The second table is of `{shown['sampler']}`, {shown['leads']}."]
-    return "\n".join(lines)
-
-
-def plot(document: Mapping[str, Any], path: Path) -> None:
-    """Draw how near to the optimum the searches are, by measurement. Raises `ImportError` without matplotlib."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(14, 5.5))
-    samplers = list(dict.fromkeys(row["sampler"] for row in document["entries"]))
-    styles = {"structured": "-", "none": ":", "neighbours": "--"}
-    ahead = document["entries"][0]["ahead"]
-    for row in document["entries"]:
-        if row["ahead"] != ahead:
-            continue
-        curves = [curve for task in row["tasks"].values() for curve in task["curves"]]
-        marks = document["marks"][: min(map(len, curves))]
-        look: dict[str, Any] = {"color": mpl.colormaps["tab10"](samplers.index(row["sampler"])),
-                                "linestyle": styles[row["leads"]]}  # fmt: skip
-        at = [[curve[i] or math.inf for curve in curves] for i in range(len(marks))]
-        left.plot(marks, [statistics.mean(each) - 1 for each in at], label=f"{row['sampler']}, {row['leads']}", **look)
-        right.plot(marks, [sum(ratio <= document["good"] for ratio in each) / len(each) for each in at], **look)
-    left.set_yscale("log")
-    left.set_yticks((0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
-                    ("0.2 %", "0.5 %", "1 %", "2 %", "5 %", "10 %", "20 %", "50 %", "100 %"))
-    left.minorticks_off()
-    left.set_ylabel("mean loss to the optimum")
-    right.set_ylabel("searches within 2 % of the optimum")
-    for axis in (left, right):
-        axis.set_xlabel("measured variants")
-        axis.grid(alpha=0.3)
-    left.legend(fontsize=8, ncols=2)
-    figure.suptitle(f"{document['grid']} on {document['gpu']}, {len(document['tasks'])} tasks")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-
-
 def main(arguments: argparse.Namespace) -> None:
-    """Run every search, write the JSON and the picture, and print the tables."""
+    """Run every search that FILE does not hold, write the JSON and the picture, and print the tables."""
+    known: list[dict[str, Any]] = json.loads(arguments.out.read_text())["entries"] if arguments.out.exists() else []
+    held = {Entry(row["sampler"], row["leads"], row["ahead"]) for row in known}
+    wanted = [entry for entry in entries(arguments.samplers, arguments.ahead) if entry not in held]
     jobs = [
         (entry, seed)
-        for entry in entries(arguments.samplers, arguments.ahead)
+        for entry in wanted
         for seed in range(arguments.slow_seeds if entry.sampler in SLOW else arguments.seeds)
     ]
     # The slowest first, so that no process is left with one of them at the end.
     jobs.sort(key=lambda job: job[0].sampler not in SLOW)
-    found: dict[Entry, list[dict[Task, Replay]]] = {entry: [] for entry in entries(arguments.samplers, arguments.ahead)}
+    found: dict[Entry, list[dict[Task, Replay]]] = {entry: [] for entry in wanted}
     with ProcessPoolExecutor(arguments.processes) as pool:
         done = pool.map(run, [(arguments.recording, entry, seed, arguments.trials) for entry, seed in jobs])
         for (entry, _), each in zip(jobs, done, strict=True):
             found[entry].append(each)
     document = results(loaded(arguments.recording), found)
+    document["entries"] = [*known, *document["entries"]]
     record.write(arguments.out, document)
     with contextlib.suppress(ImportError):
-        plot(document, arguments.out.with_suffix(".png"))
-    print(table(document))
+        bake_off_report.plot(document, arguments.out.with_suffix(".png"))
+    print(bake_off_report.table(document))
 
 
-if __name__ == "__main__":
+def options() -> argparse.ArgumentParser:
+    """What the script can be asked for."""
     parser = record.parser(__doc__)
     parser.add_argument("--recording", required=True, metavar="NAME|PATH", help="a recording, by name or path")
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS, help="which of them")
     parser.add_argument("--seeds", type=int, default=10, help="searches of each task by each sampler")
-    parser.add_argument("--slow-seeds", type=int, default=2, help=f"the same for {', '.join(SLOW)}")
+    parser.add_argument("--slow-seeds", type=int, default=3, help=f"the same for {', '.join(SLOW)}")
     parser.add_argument("--trials", type=int, default=150, help="variants to measure in each search")
     parser.add_argument("--ahead", type=int, default=8, help="variants that are asked for before the first is measured")
     parser.add_argument("--processes", type=int, default=2, help="searches at the same time")
-    main(parser.parse_args())
+    return parser
+
+
+if __name__ == "__main__":
+    main(options().parse_args())

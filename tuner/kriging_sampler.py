@@ -15,10 +15,10 @@ from .ranking_sampler import RankingSampler
 
 # How fast things change along a dimension, and how different they are elsewhere, until measurements tell.
 LOG_RATE, LOG_RATE_ELSEWHERE = 0.0, -2.0
-# What is slower than this share of what was timed is only slow: how slow would bend the process.
-SLOW = 0.9
+# What is slower than this share of what was timed is only slow: how slow would bend the process where it matters.
+SLOW = 0.5
 # Of the candidates of which something is expected, so many of the fastest and so many of the others are remembered.
-MOST_EXPECTED = 100
+MOST_EXPECTED = 50
 
 
 class KrigingSampler(RankingSampler):

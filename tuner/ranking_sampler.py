@@ -11,8 +11,8 @@ from .pool_sampler import BAD, FREE, TIMED, PoolSampler, Rows
 
 # Trials that ended before candidates are ranked: until then, templates take turns.
 FEWEST = 10
-# Every so many choices, one goes to the neighbours of the best so far.
-POLISH_EVERY = 4
+# Of so many choices, one goes to the neighbours of the best so far.
+POLISH_EVERY = 2
 # A model is fitted anew once the trials that ended have grown by this share.
 GROWTH = 0.05
 # Of a larger pool, so many candidates are ranked until the next fit, and the neighbours of the best few.

@@ -140,3 +140,13 @@ def test_each_way_of_merging_is_timed(script: ModuleType, tmp_path: Path) -> Non
     # The attributes that the ways replace are the launchers' own.
     replaced = {name for way in script.WAYS.values() for name in way}
     assert replaced == {name for name in replaced if hasattr(WorkListLauncher, name)}
+
+
+@using("sampler_cost")
+@pytest.mark.parametrize("sampler", ["kriging", "random"])
+def test_what_a_sampler_costs_is_measured(script: ModuleType, sampler: str) -> None:
+    found = script.measure(300, sampler, 12)
+    assert found["variants"] == 300
+    assert 0 < found["ask_mean_ms"] <= found["ask_most_ms"]
+    assert found["made_s"] > 0
+    assert len(set(script.space(85_000))) == 85_000

@@ -1,19 +1,37 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import DEFAULT, FACTS, GPU, SPEC, TASK, Bench
 
-from attention_tuner.db.records import utc_now
+from attention_tuner.db.records import Setting, TrialRecord, utc_now
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.heuristic import candidates
-from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Failed, Regime, Timing, Verdict
+from attention_tuner.kernel_templates.outcome import (
+    BestConfig,
+    Check,
+    Environment,
+    Failed,
+    Regime,
+    Timed,
+    Timing,
+    Verdict,
+)
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
-from attention_tuner.tuner.leads import NEIGHBOURS, WORTH_TRYING, first_variants, neighbours, proven
+from attention_tuner.tuner.leads import (
+    NEIGHBOURS,
+    WORTH_TRYING,
+    first_variants,
+    log_ratios,
+    merged_ratios,
+    neighbours,
+    proven,
+)
 from attention_tuner.tuner.run import Run, Settings
 from attention_tuner.tuner.task import Task
 
@@ -102,3 +120,24 @@ def test_without_compiling_nothing_is_proven(bench: Bench) -> None:
     run = replace(bench.run(Settings()), builds=None)
     run.timed[NEAR] = {VALID[0]: timing(1.0)}
     assert proven(TASK, run) == []
+
+
+def test_the_ratios_are_to_the_best_of_the_nearest_batch_that_has_them(bench: Bench) -> None:
+    run = bench.run(Settings())
+    a, b, c = VALID[:3]
+    run.timed[FAR] = {b: timing(5.0), c: timing(10.0)}
+    run.timed[NEAR] = {a: timing(2.0), b: timing(3.0)}
+    run.timed[TASK] = {VALID[9]: timing(0.1)}
+    assert log_ratios(TASK, run) == pytest.approx({a: 0.0, b: math.log(1.5), c: math.log(2.0)})
+    assert merged_ratios(TASK, [{}]) == {}
+
+
+def test_ratios_are_found_in_the_store_where_a_batch_was_tuned(bench: Bench) -> None:
+    run = bench.run(Settings())
+    store(bench, "2x1@60", VALID[0])
+    assert log_ratios(TASK, run) == {}
+    setting = Setting(SPEC, NEAR.batch, TASK.page_size, GPU, run.regime)
+    for variant, ms in ((VALID[0], 1.0), (VALID[1], 4.0)):
+        environment = run.executor.environment_of(variant.template, GPU)
+        bench.store.add_trial(TrialRecord(1, setting, environment, Timed(variant, Check(0.5), timing(ms))))
+    assert log_ratios(TASK, run) == pytest.approx({VALID[0]: 0.0, VALID[1]: math.log(4.0)})
