@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 # A loss is drawn as no less than this, for the axis is logarithmic.
 LEAST = 1e-4
 
