@@ -98,6 +98,7 @@ def test_what_is_lost_is_told_for_every_reach(
     assert (rows[REACH]["sources"], rows[REACH]["never_timed"]) == ({"neighbour": 2}, 0)
     assert (rows[REACH]["median"], rows[REACH]["worst"]) == pytest.approx((0.015, 0.02))
     assert sorted(row["loss"] for row in found["shapes"]) == pytest.approx([0.01, 0.02])
+    assert found["least_default_over_answer"] is None
     assert found["losses"] == [
         {"gpu_name": "NVIDIA H200", "source": "neighbour", "upto": 2.0, "shapes": 2, "loss": pytest.approx(0.015)}]
 
