@@ -48,7 +48,7 @@ def lookup(spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu:
 
 
 def default_table(gpu: Gpu) -> ConfigTable:
-    """The table that `lookup` asks about `gpu`, for its id and coverage, or to be asked without the way through here."""
+    """The table that `lookup` asks about `gpu`, for its id and coverage, or to be asked directly."""
     return _table(os.environ.get(PATH_VARIABLE), gpu)
 
 
