@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from ..kernel_templates.batch import Batch, BatchBucket
 from ..kernel_templates.errors import StoreError
+from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment, FullCheck, Regime, Timed
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import templates
@@ -138,6 +139,18 @@ class Store:
                 latest[record.outcome.variant] = record
         checks = FullChecks(self.full_checks(spec=setting.spec, gpu_name=setting.gpu.name))
         return [checks.on_trial(record) for record in latest.values()]
+
+    def trials(self, spec: AttentionSpec, page_size: int, gpu: Gpu, batch: str | None = None) -> list[TrialRecord]:
+        """All trials of a layer, page size and, if given, batch on GPUs of this name and number of SMs, oldest first.
+
+        What was timed and has failed the full check in its environment is `Wrong`.
+        """
+        wanted = {"spec": spec.key(), "page_size": page_size, "gpu_name": gpu.name, "gpu_num_sms": gpu.num_sms}
+        query = select(TrialRow).filter_by(**wanted, **({} if batch is None else {"batch": batch}))
+        with self._reading() as session:
+            records = self._readable(session.scalars(query.order_by(TrialRow.id)))
+        checks = FullChecks(self.full_checks(spec=spec, gpu_name=gpu.name))
+        return [checks.on_trial(record) for record in records]
 
     def outdated_trials(self, setting: Setting, environment_of: EnvironmentOf) -> Counter[str]:
         """How many trials of `setting` cannot be reused, by the first reason."""

@@ -18,6 +18,7 @@ from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.spec import AttentionSpec
 from ..search_spaces.models import kind_of
 from . import options, request
+from .samplers import DEFAULT_SAMPLER, SAMPLERS, check_sampler
 from .task import Task
 
 if TYPE_CHECKING:
@@ -55,7 +56,11 @@ def tune(
         "--seconds", parser=options.positive_seconds, metavar="SECONDS", help="Time for the whole run.",
         show_default=f"no limit, without a GPU {SECONDS_WITHOUT_GPU:g}")] = None,
     seed: options.Seed = 0,
-    sampler: Annotated[str, typer.Option(metavar="NAME", help="Which of Optuna's: tpe, random, gp or qmc.")] = "tpe",
+    sampler: Annotated[str, typer.Option(metavar="|".join(SAMPLERS), help="What chooses the variants to try.")]
+        = DEFAULT_SAMPLER,
+    cross: Annotated[bool, typer.Option(
+        "--cross", help="Then try what won one batch on all others of its layer and page size: what report portfolio "
+                        "needs to know.")] = False,
     warm: options.Warm = False,
     eager: options.Eager = False,
     db: options.Database = None,
@@ -79,12 +84,12 @@ def tune(
     from .run import Settings
 
     begun = time.monotonic()
-    sampler = request.sampler(sampler)
+    check_sampler(sampler)
     if replay is not None:
         from .commands_replay import Wanted, replay_recording
 
         request.refuse_beside(
-            "--replay", from_misses=from_misses, gpu=gpu, db=db, warm=warm, eager=eager, dry_run=dry_run)
+            "--replay", from_misses=from_misses, gpu=gpu, db=db, warm=warm, eager=eager, dry_run=dry_run, cross=cross)
         has_layer = model or spec or tp != 1 or dtype or kv_dtype
         layers = request.layers(model, tp, dtype, spec, kv_dtype) if has_layer else ()
         wanted = Wanted(layers, batch or (), suite, page_size or ())
@@ -110,6 +115,7 @@ def tune(
         seed=seed,
         sampler=sampler,
         regime=request.regime(warm, eager),
+        cross=cross,
     )
     _name_kinds(model, specs)
     if dry_run:

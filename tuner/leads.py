@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ..kernel_templates.batch import BatchBucket
+from ..db.records import Setting
+from ..kernel_templates.batch import Batch, BatchBucket
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.heuristic import candidates
-from ..kernel_templates.outcome import StaticFacts
+from ..kernel_templates.outcome import BestConfig, StaticFacts, Timed
 from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
 from .run import Run
@@ -23,9 +25,7 @@ WORTH_TRYING = 1.5
 def neighbours(task: Task, run: Run) -> tuple[Variant, ...]:
     """The stored best variants of the shapes nearest to that of `task`, as they would run there."""
     bucket = BatchBucket.of(task.batch)
-    near = run.store.best_configs(spec=task.spec, page_size=task.page_size, gpu_name=run.gpu.name)
-    near.sort(key=lambda config: config.shape.bucket.distance(bucket))
-    runnable = [c.variant for c in near if why_invalid(c.variant, task.spec, run.gpu) is None]
+    runnable = [c.variant for c in _nearest(task, run) if why_invalid(c.variant, task.spec, run.gpu) is None]
     return tuple(dict.fromkeys(template_of(v).settle(v, bucket) for v in runnable[:NEIGHBOURS]))
 
 
@@ -49,6 +49,49 @@ def proven(task: Task, run: Run) -> list[Variant]:
     return [v for v in settled if _fits(v, task, run.gpu, builds.result(task, v))]
 
 
+def log_ratios(task: Task, run: Run) -> dict[Variant, float]:
+    """How far variants were from the best on the nearest tuned batches of the layer, as the logarithm of the ratio."""
+    batches = dict.fromkeys(Batch.parse(config.batch) for config in _nearest(task, run))
+    others = [Task(task.spec, batch, task.page_size) for batch in batches if batch != task.batch]
+    # What this run has searched already need not be stored as tuned.
+    others = list(dict.fromkeys([*_searched(task, run), *others]))
+    others.sort(key=lambda other: BatchBucket.of(other.batch).distance(BatchBucket.of(task.batch)))
+    return merged_ratios(task, (_times_ms(other, run) for other in others[:NEIGHBOURS]))
+
+
+def merged_ratios(task: Task, near: Iterable[Mapping[Variant, float]]) -> dict[Variant, float]:
+    """The logarithms of ratios to the best of the batches whose times in ms are `near`, the nearest first.
+
+    What was timed on several counts as on the first. Variants are as they would run for `task`.
+    """
+    bucket, found = BatchBucket.of(task.batch), dict[Variant, float]()
+    for times in near:
+        best_ms = min(times.values(), default=math.nan)
+        for variant, ms in times.items():
+            found.setdefault(template_of(variant).settle(variant, bucket), math.log(ms / best_ms))
+    return found
+
+
+def _nearest(task: Task, run: Run) -> list[BestConfig]:
+    """The best configs that are stored of the layer, those of the batches nearest to that of `task` first."""
+    bucket = BatchBucket.of(task.batch)
+    near = run.store.best_configs(spec=task.spec, page_size=task.page_size, gpu_name=run.gpu.name)
+    return sorted(near, key=lambda config: config.shape.bucket.distance(bucket))
+
+
+def _times_ms(task: Task, run: Run) -> dict[Variant, float]:
+    if task in run.timed:
+        return {variant: timing.median_ms for variant, timing in run.timed[task].items()}
+    setting = Setting(task.spec, task.batch, task.page_size, run.gpu, run.regime)
+    trials = run.store.reusable_trials(setting, run.executor.environment_of)
+    return {t.outcome.variant: t.outcome.timing.median_ms for t in trials if isinstance(t.outcome, Timed)}
+
+
+def _searched(task: Task, run: Run) -> list[Task]:
+    """The other batches of the layer that this run has searched."""
+    return [t for t in run.timed if t != task and (t.spec, t.page_size) == (task.spec, task.page_size)]
+
+
 def _fits(variant: Variant, task: Task, gpu: Gpu, compiled: object) -> bool:
     is_launchable = isinstance(compiled, StaticFacts) and compiled.shared_bytes <= gpu.shared_memory_bytes
     return is_launchable and why_invalid(variant, task.spec, gpu) is None
@@ -57,8 +100,7 @@ def _fits(variant: Variant, task: Task, gpu: Gpu, compiled: object) -> bool:
 def _successful(task: Task, run: Run) -> Iterator[Variant]:
     """What did well on the other batches of the run, the nearest batch's fastest first."""
     bucket = BatchBucket.of(task.batch)
-    others = [t for t in run.timed if t != task and (t.spec, t.page_size) == (task.spec, task.page_size)]
-    for other in sorted(others, key=lambda t: BatchBucket.of(t.batch).distance(bucket)):
+    for other in sorted(_searched(task, run), key=lambda t: BatchBucket.of(t.batch).distance(bucket)):
         times = {variant: timing.median_ms for variant, timing in run.timed[other].items()}
         limit_ms = WORTH_TRYING * min(times.values(), default=0.0)
         for variant in sorted(times, key=times.__getitem__):

@@ -32,6 +32,8 @@ from .task import Task
 from .wording import (
     choice_text,
     config_cells,
+    cost_cells,
+    crossing,
     grouped,
     judgement,
     milliseconds,
@@ -191,6 +193,11 @@ def print_results(gpu: Gpu, results: Sequence[TaskResult], rates: Rates | None) 
     say(f"{tried} variants tried and {reused} taken over from earlier runs ({kinds}) in "
         f"{seconds(sum(result.seconds for result in results))}, regime {' and '.join(regimes)}")
     say(shares(results))
+    if costs := cost_cells(results):
+        columns = ("shapes", "seconds", "trials", "kernels compiled", "kernels shared")
+        print_table("cost of a shape, in the order of the run", columns, costs)
+    if text := crossing(results):
+        say(text)
     for text in unused(sum((result.outdated for result in results), Counter[str]())):
         say(text)
     if rates is not None:

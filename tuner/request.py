@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import GpuError, InputError, SpecError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
-from ..kernel_templates.outcome import Regime
+from ..kernel_templates.outcome import BestConfig, Regime
 from ..kernel_templates.spec import DTYPES, FP8_DTYPES, AttentionSpec
 from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
@@ -52,6 +52,17 @@ def layers(
     return model_specs(model, tp, dtype, kv_dtype)
 
 
+def layer_counts(model: str | None, specs: Sequence[AttentionSpec]) -> dict[AttentionSpec, int]:
+    """How many layers of each of `specs` a model has, one each without a model."""
+    if model is None:
+        return dict.fromkeys(specs, 1)
+    from ..search_spaces.models import kind_of
+    from ..search_spaces.models import layer_counts as count
+
+    counts = count(model)
+    return {spec: counts[kind_of(spec)] for spec in specs}
+
+
 def refuse_beside(option: str, **others: object) -> None:
     """Raise `InputError` for the first of `others` that was given: options that do not go with `option`."""
     for name, value in others.items():
@@ -89,6 +100,17 @@ def default_batches(gpu: Gpu) -> tuple[Batch, ...]:
     from ..search_spaces.suites import suite as read_suite
 
     return tuple(map(Batch.parse, INTERPRETER_BATCHES)) if gpu.is_interpreter else read_suite(DEFAULT_SUITE)
+
+
+def stored(
+    configs: Iterable[BestConfig], specs: Sequence[AttentionSpec] | None = None, gpu: str | None = None
+) -> list[BestConfig]:
+    """Those of `configs` that are of one of `specs` and of the GPU called `gpu`, None meaning any."""
+    return [
+        config for config in configs
+        if (specs is None or config.shape.spec in specs)
+        and (gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower()))
+    ]
 
 
 def tasks(specs: Iterable[AttentionSpec], named: Iterable[Batch], pages: Iterable[int]) -> tuple[Task, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -54,10 +55,11 @@ class Search:
 
     `same_as` names, for a variant with the code and launch of another, that other one: as far as one process measured
     both in this run, for nothing else remembers them. `unfit` are those of which it is known that they have no time.
-    `costs` is what trials took, and `newest` when the latest of the stored ones was made, as text.
+    `costs` is what trials took, and `newest` when the latest of the stored ones was made, as text. With `only`, these
+    are tried in their order, and nothing else is.
     """
 
-    def __init__(self, task: Task, run: Run) -> None:
+    def __init__(self, task: Task, run: Run, only: Sequence[Variant] | None = None) -> None:
         self.task = task
         self.run = run
         self.setting = Setting(task.spec, task.batch, task.page_size, run.gpu, run.regime)
@@ -69,15 +71,20 @@ class Search:
         self.newest = ""
         self.neighbours = neighbours(task, run)
         recording = run.executor.recording
-        self._valid = recording.variants(task) if recording else survey(
-            task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
-        self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
+        if only is None:
+            self._valid = recording.variants(task) if recording else survey(
+                task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
+            self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
+        else:
+            self._valid = self._first = tuple(only)
         self._study = Study(self._valid, self._first, run.settings.sampler, run.settings.seed)
         self._proven: deque[Variant] = deque()
         self._asked = 0
         # Asked for: compiled, or still to be.
         self._ready: deque[Variant] = deque()
         self._waiting: list[Variant] = []
+        # Of those, what is compiled for this search.
+        self._ordered: set[Variant] = set()
         self._flight: Flight | None = None
         self._is_over = False
         self._best_ms: float | None = None
@@ -109,7 +116,8 @@ class Search:
             if self.run.builds is None:
                 self._ready.append(variant)
             else:
-                self.run.builds.order(self.task, variant)
+                if self.run.builds.order(self.task, variant):
+                    self._ordered.add(variant)
                 self._waiting.append(variant)
 
     def explore(self, deadline: float) -> None:
@@ -193,7 +201,10 @@ class Search:
         builds.collect(wait_s)
         waiting, self._waiting = self._waiting, []
         for variant in waiting:
-            match builds.result(self.task, variant):
+            compiled = builds.result(self.task, variant)
+            self.result.compiles += compiled is not None and variant in self._ordered
+            self.result.shared += compiled is not None and variant not in self._ordered
+            match compiled:
                 case None:
                     self._waiting.append(variant)
                 case Failed() as failed:
@@ -233,6 +244,7 @@ class Search:
             # One that was tried or asked for already leaves its trial to the sampler.
             if self._study.claim(variant := self._proven.popleft()):
                 self._asked += 1
+                self.result.shared += 1
                 return variant
         return None
 

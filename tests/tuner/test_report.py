@@ -202,3 +202,16 @@ def test_the_end_tells_the_shares_what_was_not_used_and_why_trials_have_no_time(
     assert last.split() == ["2", "failed", "compile", "Required:", "N"]
     report.print_results(H100, [RESULT], None)
     assert "without a time" not in capsys.readouterr().out
+
+
+def test_what_a_shape_cost_and_what_was_crossed_is_shown(capsys: Capture) -> None:
+    results = [TaskResult(TASK, best=config(H100), tried=8, compiles=8 - 2 * i, shared=2 * i, seconds=9.0 - i)
+               for i in range(4)]
+    report.print_results(H100, results, None)
+    assert "cost of a shape" in (out := capsys.readouterr().out)
+    assert "tried on the others" not in out
+    assert [line.split() for line in out.splitlines() if line.split()[:1] in (["1"], ["4"])] == [
+        ["1", "9.0", "8.0", "8.0", "0.0"], ["4", "6.0", "8.0", "2.0", "6.0"]]
+    results[0].crossed, results[0].cross_seconds = 3, 2.0
+    report.print_results(H100, results, None)
+    assert "tried on the others: 3 more trials in 2 s" in capsys.readouterr().out

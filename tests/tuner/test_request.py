@@ -181,12 +181,6 @@ def test_a_variant_that_is_invalid_here_is_refused_with_the_reason() -> None:
         request.variant(key, WIDE_SPEC, 16, H100)
 
 
-def test_a_sampler_is_one_of_those_that_the_search_has() -> None:
-    assert request.sampler("tpe") == "tpe"
-    with pytest.raises(InputError, match="'oracle'; accepted are tpe, random"):
-        request.sampler("oracle")
-
-
 def test_options_that_do_not_go_with_another_are_refused_by_name() -> None:
     request.refuse_beside("--replay", db=None, dry_run=False)
     with pytest.raises(InputError, match="--dry-run does not go with --replay"):

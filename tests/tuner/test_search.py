@@ -413,3 +413,26 @@ def test_stored_trials_are_not_left_a_place_again(bench: Bench) -> None:
     more._look_around()
     known = proven(TASK, run)
     assert len(more._proven) == min(len(known), int(PROVEN_SHARE * 40)) > PROVEN_SHARE * (40 - len(more._first))
+
+
+def test_kernels_are_counted_for_the_task_that_they_are_compiled_for(bench: Bench) -> None:
+    run = bench.run(Settings(trials=12))
+    counts: list[tuple[int, int]] = []
+    for task in (TASK, replace(TASK, batch=Batch.parse("3x1@90"))):
+        search = Search(task, run)
+        search.explore(math.inf)
+        result = search.result
+        assert result.compiles + result.shared == result.tried == 12
+        counts.append((result.compiles, result.shared))
+    assert counts[1][0] < counts[0][0]
+    assert counts[0][0] + counts[1][0] == len(bench.pool.submitted)
+
+
+def test_a_search_over_some_variants_tries_these_in_their_order(bench: Bench) -> None:
+    valid = survey(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU).valid
+    only = [valid[500], valid[3], valid[77]]
+    search = Search(TASK, bench.run(Settings(trials=9)), only)
+    search.explore(math.inf)
+    assert bench.worker.measured == only
+    assert set(search.timed) == set(only)
+    assert search.baseline == only[0]

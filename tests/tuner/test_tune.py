@@ -68,7 +68,7 @@ def test_results_outlive_a_card_state_that_cannot_be_stored(bench: Bench, monkey
 
 def test_the_state_of_the_card_is_stored_with_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter([CardState(power_w=70, reasons=("idle",)), CardState(power_w=690, reasons=("power cap",))])
-    monkeypatch.setattr("attention_tuner.tuner.tune.card_state", lambda uuid: next(states))
+    monkeypatch.setattr("attention_tuner.tuner.running.card_state", lambda uuid: next(states))
     executor = replace(bench.executor, uuid="GPU-1")
     tune([TASK], GPU, bench.store, Settings(trials=3), executor)
     tune([TASK], GPU, bench.store, Settings(trials=3), bench.executor)

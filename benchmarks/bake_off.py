@@ -1,0 +1,294 @@
+"""The samplers against each other, and against what is recorded: how near they come to the optimum, and how soon.
+
+Every search is a replay of one recorded task: what a variant would give is looked up. A variant that needs no GPU to be
+refused is no measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import record
+
+from attention_tuner.kernel_templates.batch import BatchBucket
+from attention_tuner.kernel_templates.outcome import Outcome, Skipped, Timed
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.leads import NEIGHBOURS, first_variants, merged_ratios
+from attention_tuner.tuner.recording import Recording
+from attention_tuner.tuner.samplers import DEFAULT_SAMPLER, SAMPLERS
+from attention_tuner.tuner.study import Study
+from attention_tuner.tuner.task import Task
+
+# Within this of the optimum a search has done what it is for.
+GOOD = 1.02
+# Samplers that take seconds for each variant, of which fewer seeds are tried.
+SLOW = ("gp",)
+# The measurements at which a curve is kept.
+MARKS = (1, 2, 3, 4, 6, 8, 10, 12, 15, 20, 25, 30, 35, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130, 140, 150, 175, 200)
+
+Truth = Mapping[Variant, Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One way to search: `ahead` variants are asked for before the first of them is told.
+
+    `leads` are "none", "structured" (what is likely for the shape is tried first) or "neighbours" (that, with what each
+    search of the other tasks measured, the nearest first).
+    """
+
+    sampler: str
+    leads: str
+    ahead: int
+
+    def __str__(self) -> str:
+        return f"{self.sampler}, {self.leads}, {self.ahead} ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One search: what it measured, in order, and the seconds that it took, all of which are the sampler's."""
+
+    measured: tuple[Variant, ...]
+    seconds: float
+
+    def curve(self, truth: Truth) -> list[float]:
+        """The least time in ms after each measurement, infinite until there is one."""
+        times = (ms if (ms := time_ms(truth[variant])) is not None else math.inf for variant in self.measured)
+        return list(itertools.accumulate(times, min))
+
+
+def time_ms(outcome: Outcome) -> float | None:
+    return outcome.timing.median_ms if isinstance(outcome, Timed) else None
+
+
+def times_ms(truth: Truth, measured: Iterable[Variant]) -> dict[Variant, float]:
+    return {variant: ms for variant in measured if (ms := time_ms(truth[variant])) is not None}
+
+
+def replay(truth: Truth, study: Study, trials: int, ahead: int) -> Replay:
+    """Search in `truth` until `trials` variants are measured, or none is left."""
+    measured: list[Variant] = []
+    pending: list[Variant] = []
+    start = time.perf_counter()
+    while len(measured) < trials:
+        while len(pending) < min(ahead, trials - len(measured)) and (variant := study.ask()) is not None:
+            if isinstance(outcome := truth[variant], Skipped):
+                study.tell(outcome)
+            else:
+                pending.append(variant)
+        if not pending:
+            break
+        measured.append(variant := pending.pop(0))
+        study.tell(truth[variant])
+    return Replay(tuple(measured), time.perf_counter() - start)
+
+
+def search(
+    recording: Recording, task: Task, entry: Entry, seed: int, trials: int, others: Mapping[Task, Replay]
+) -> Replay:
+    """One replay of `task`; `others` are those of the other tasks, the neighbours."""
+    truth = truth_of(recording, task)
+    valid = tuple(truth)
+    likely = () if entry.leads == "none" else first_variants(task, recording.gpu, (), frozenset(valid))
+    study = Study(valid, [variant for variant in likely if variant in truth], entry.sampler, seed)
+    if entry.leads == "neighbours":
+        bucket = BatchBucket.of(task.batch)
+        near = sorted((t for t in others if t != task and (t.spec, t.page_size) == (task.spec, task.page_size)),
+                      key=lambda t: BatchBucket.of(t.batch).distance(bucket))[:NEIGHBOURS]
+        times = [times_ms(truth_of(recording, other), others[other].measured) for other in near]
+        winners = dict.fromkeys(v for each in times for v in merged_ratios(task, [dict([best(each)])]))
+        study.prefer([variant for variant in winners if variant in truth])
+        study.expect(merged_ratios(task, times))
+    return replay(truth, study, trials, entry.ahead)
+
+
+def best(times: Mapping[Variant, float]) -> tuple[Variant, float]:
+    return min(times.items(), key=lambda item: item[1])
+
+
+def truth_of(recording: Recording, task: Task) -> dict[Variant, Outcome]:
+    return {variant: recorded.outcome for variant, recorded in recording.trials[task].items()}
+
+
+@functools.cache
+def loaded(path: str) -> Recording:
+    return Recording.load(path)
+
+
+def run(job: tuple[str, Entry, int, int]) -> dict[Task, Replay]:
+    """All tasks of the recording at a path, searched in one way with one seed for so many trials."""
+    path, entry, seed, trials = job
+    recording = loaded(path)
+    others: dict[Task, Replay] = {}
+    if entry.leads == "neighbours":
+        plain = Entry(entry.sampler, "structured", entry.ahead)
+        others = {task: search(recording, task, plain, seed, trials, {}) for task in recording.tasks}
+    return {task: search(recording, task, entry, seed, trials, others) for task in recording.tasks}
+
+
+def entries(samplers: Sequence[str], ahead: int) -> list[Entry]:
+    """Every sampler with and without leads, and more about the default."""
+    found = [Entry(sampler, leads, ahead) for sampler in samplers for leads in ("structured", "none")]
+    if DEFAULT_SAMPLER in samplers:
+        found[:0] = [Entry(DEFAULT_SAMPLER, "neighbours", ahead)]
+        found += [Entry(DEFAULT_SAMPLER, "structured", each) for each in (1, 16) if each != ahead]
+    return found
+
+
+def summary(curves: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Of curves of ratios to the optimum: the last ones, and how many measurements it took to be good."""
+    final = [curve[-1] for curve in curves]
+    reached = sorted(next((i for i, ratio in enumerate(curve, 1) if ratio <= GOOD), math.inf) for curve in curves)
+    middle = statistics.median_high(reached)
+    return {
+        "runs": len(curves), "final_mean": statistics.mean(final), "final_worst": max(final),
+        "measurements_to_good": None if math.isinf(middle) else middle,
+        "share_good": sum(map(math.isfinite, reached)) / len(reached),
+    }  # fmt: skip
+
+
+def thinned(curve: Sequence[float]) -> list[float | None]:
+    """The curve at `MARKS`, None where nothing was timed yet."""
+    return [round(curve[mark - 1], 4) if math.isfinite(curve[mark - 1]) else None
+            for mark in MARKS if mark <= len(curve)]  # fmt: skip
+
+
+def results(recording: Recording, found: Mapping[Entry, Sequence[Mapping[Task, Replay]]]) -> dict[str, Any]:
+    """Everything to keep of the searches, by task and by entry."""
+    truths = {task: truth_of(recording, task) for task in recording.tasks}
+    optima = {task: best(times_ms(truth, truth)) for task, truth in truths.items()}
+    tasks = {name(task): about(truths[task]) for task in recording.tasks}
+    rows: list[dict[str, Any]] = []
+    for entry, runs in found.items():
+        curves = {
+            task: [[ms / optima[task][1] for ms in each[task].curve(truths[task])] for each in runs]
+            for task in recording.tasks
+        }
+        replays = [each[task] for each in runs for task in recording.tasks]
+        rows.append({
+            "sampler": entry.sampler, "leads": entry.leads, "ahead": entry.ahead,
+            **summary([curve for each in curves.values() for curve in each]),
+            "ms_a_measurement": 1e3 * sum(r.seconds for r in replays) / sum(len(r.measured) for r in replays),
+            "tasks": {name(task): {**summary(each), "curves": [thinned(curve) for curve in each]}
+                      for task, each in curves.items()},
+        })  # fmt: skip
+    return {"grid": recording.grid, "gpu": recording.gpu.name, "recorded_at": recording.recorded_at, "good": GOOD,
+            "marks": MARKS, "tasks": tasks, "entries": rows}  # fmt: skip
+
+
+def name(task: Task) -> str:
+    return f"{task.batch} page {task.page_size}"
+
+
+def about(truth: Truth) -> dict[str, Any]:
+    """What there is to find, and what chance would find."""
+    times = times_ms(truth, truth)
+    variant, ms = best(times)
+    good = sum(each <= GOOD * ms for each in times.values())
+    return {
+        "variants": len(truth), "timed": len(times), "optimum": variant.key(), "optimum_ms": ms,
+        "median_ratio": statistics.median(times.values()) / ms, "good": good, "share_good": good / len(truth),
+    }  # fmt: skip
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """The results as two Markdown tables."""
+    lines = ["| sampler | leads | ahead | runs | final mean | final worst | measurements to 2 % (median) | "
+             "runs within 2 % | ms a choice |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in document["entries"]:
+        middle, cost = row["measurements_to_good"] or "∞", row["ms_a_measurement"]
+        lines.append(f"| `{row['sampler']}` | {row['leads']} | {row['ahead']} | {row['runs']} | "
+                     f"{row['final_mean']:.4f} | {row['final_worst']:.3f} | {middle} | {row['share_good']:.0%} | "
+                     f"{cost:.1f} |")
+    lines += ["", "| task | variants | timed | optimum ms | median / optimum | within 2 % | final mean | final worst | "
+              "measurements to 2 % |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    shown = next(row for row in document["entries"] if row["leads"] != "neighbours")
+    for each, facts in document["tasks"].items():
+        own = shown["tasks"][each]
+        lines.append(f"| {each} | {facts['variants']} | {facts['timed']} | {facts['optimum_ms']:.4f} | "
+                     f"{facts['median_ratio']:.2f} | {facts['good']} ({facts['share_good']:.1%}) | "
+                     f"{own['final_mean']:.4f} | {own['final_worst']:.3f} | {own['measurements_to_good'] or '∞'} |")
+    lines += ["", f"The second table is of `{shown['sampler']}`, {shown['leads']}."]
+    return "\n".join(lines)
+
+
+def plot(document: Mapping[str, Any], path: Path) -> None:
+    """Draw how near to the optimum the searches are, by measurement. Raises `ImportError` without matplotlib."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(14, 5.5))
+    samplers = list(dict.fromkeys(row["sampler"] for row in document["entries"]))
+    styles = {"structured": "-", "none": ":", "neighbours": "--"}
+    ahead = document["entries"][0]["ahead"]
+    for row in document["entries"]:
+        if row["ahead"] != ahead:
+            continue
+        curves = [curve for task in row["tasks"].values() for curve in task["curves"]]
+        marks = document["marks"][: min(map(len, curves))]
+        look: dict[str, Any] = {"color": mpl.colormaps["tab10"](samplers.index(row["sampler"])),
+                                "linestyle": styles[row["leads"]]}  # fmt: skip
+        at = [[curve[i] or math.inf for curve in curves] for i in range(len(marks))]
+        left.plot(marks, [statistics.mean(each) - 1 for each in at], label=f"{row['sampler']}, {row['leads']}", **look)
+        right.plot(marks, [sum(ratio <= document["good"] for ratio in each) / len(each) for each in at], **look)
+    left.set_yscale("log")
+    left.set_yticks((0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+                    ("0.2 %", "0.5 %", "1 %", "2 %", "5 %", "10 %", "20 %", "50 %", "100 %"))
+    left.minorticks_off()
+    left.set_ylabel("mean loss to the optimum")
+    right.set_ylabel("searches within 2 % of the optimum")
+    for axis in (left, right):
+        axis.set_xlabel("measured variants")
+        axis.grid(alpha=0.3)
+    left.legend(fontsize=8, ncols=2)
+    figure.suptitle(f"{document['grid']} on {document['gpu']}, {len(document['tasks'])} tasks")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Run every search, write the JSON and the picture, and print the tables."""
+    jobs = [
+        (entry, seed)
+        for entry in entries(arguments.samplers, arguments.ahead)
+        for seed in range(arguments.slow_seeds if entry.sampler in SLOW else arguments.seeds)
+    ]
+    # The slowest first, so that no process is left with one of them at the end.
+    jobs.sort(key=lambda job: job[0].sampler not in SLOW)
+    found: dict[Entry, list[dict[Task, Replay]]] = {entry: [] for entry in entries(arguments.samplers, arguments.ahead)}
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        done = pool.map(run, [(arguments.recording, entry, seed, arguments.trials) for entry, seed in jobs])
+        for (entry, _), each in zip(jobs, done, strict=True):
+            found[entry].append(each)
+    document = results(loaded(arguments.recording), found)
+    record.write(arguments.out, document)
+    with contextlib.suppress(ImportError):
+        plot(document, arguments.out.with_suffix(".png"))
+    print(table(document))
+
+
+if __name__ == "__main__":
+    parser = record.parser(__doc__)
+    parser.add_argument("--recording", required=True, metavar="NAME|PATH", help="a recording, by name or path")
+    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS, help="which of them")
+    parser.add_argument("--seeds", type=int, default=10, help="searches of each task by each sampler")
+    parser.add_argument("--slow-seeds", type=int, default=2, help=f"the same for {', '.join(SLOW)}")
+    parser.add_argument("--trials", type=int, default=150, help="variants to measure in each search")
+    parser.add_argument("--ahead", type=int, default=8, help="variants that are asked for before the first is measured")
+    parser.add_argument("--processes", type=int, default=2, help="searches at the same time")
+    main(parser.parse_args())

@@ -1,0 +1,82 @@
+"""The variants of a task as points: by the dimensions in which they differ, and as rows of small numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernel_templates.variant import Value, Variant
+
+Point = tuple[str, tuple[Value, ...]]
+
+# The code of a dimension that a point's template does not have.
+ABSENT = -1
+
+
+class Space:
+    """The variants as points: for each template, the dimensions in which its variants differ, each with its values.
+
+    A dimension that repeats another in every variant, as one that follows its counterpart does, is none of them.
+    """
+
+    def __init__(self, variants: Iterable[Variant]) -> None:
+        columns: dict[str, dict[str, list[Value]]] = {}
+        for variant in variants:
+            for name, value in variant.values:
+                columns.setdefault(variant.template, {}).setdefault(name, []).append(value)
+        self.choices = {template: _distinct(values) for template, values in columns.items()}
+
+    def point(self, variant: Variant) -> Point | None:
+        """Where `variant` is, or None when it has a value that no variant of the space has."""
+        values, dimensions = variant.as_dict(), self.choices.get(variant.template)
+        if dimensions is None or any(values.get(name) not in choices for name, choices in dimensions.items()):
+            return None
+        return variant.template, tuple(values[name] for name in dimensions)
+
+    def neighbours(self, point: Point) -> Iterator[Point]:
+        """The points that differ in one dimension: by one step where its values have an order."""
+        template, values = point
+        for index, choices in enumerate(self.choices[template].values()):
+            at = choices.index(values[index])
+            for other in (at - 1, at + 1) if is_ordered(choices) else range(len(choices)):
+                if 0 <= other < len(choices) and other != at:
+                    yield template, (*values[:index], choices[other], *values[index + 1 :])
+
+    def codes(self, points: Sequence[Point]) -> NDArray[np.int8]:
+        """`[points, 1 + dimensions]`: the number of the template, then of each value among those of its dimension.
+
+        Templates share the dimensions of the same name. `ABSENT` stands where a template has no such dimension.
+        """
+        merged: dict[str, set[Value]] = {}
+        for dimensions in self.choices.values():
+            for name, choices in dimensions.items():
+                merged.setdefault(name, set()).update(choices)
+        ranks = {name: {value: rank for rank, value in enumerate(_ordered(values))} for name, values in merged.items()}
+        column = {name: 1 + index for index, name in enumerate(ranks)}
+        found = np.full((len(points), 1 + len(ranks)), ABSENT, np.int8)
+        for number, (template, dimensions) in enumerate(self.choices.items()):
+            rows = [row for row, (name, _) in enumerate(points) if name == template]
+            found[rows, 0] = number
+            for index, name in enumerate(dimensions):
+                found[rows, column[name]] = [ranks[name][points[row][1][index]] for row in rows]
+        return found
+
+
+def is_ordered(choices: Iterable[Value]) -> bool:
+    """Whether the values have an order in which to step from one to the next."""
+    return all(isinstance(choice, int) for choice in choices)
+
+
+def _distinct(columns: Mapping[str, list[Value]]) -> dict[str, tuple[Value, ...]]:
+    """The sorted values of each column that has several and is not an earlier column again."""
+    kept: dict[str, list[Value]] = {}
+    for name, column in columns.items():
+        if len(set(column)) > 1 and column not in kept.values():
+            kept[name] = column
+    return {name: _ordered(set(column)) for name, column in kept.items()}
+
+
+def _ordered(values: Iterable[Value]) -> tuple[Value, ...]:
+    return tuple(sorted(values, key=lambda value: (isinstance(value, str), value)))
