@@ -24,7 +24,7 @@ FOUND = [
 def test_each_winner_is_told_with_its_times_and_what_beats_it(capsys: pytest.CaptureFixture[str]) -> None:
     print_verified("tuner.db", GPU, FOUND, 4, as_json=False)
     out = " ".join(capsys.readouterr().out.split())
-    assert "2x1@48 16 held 1 ms 1.02 ms (+2.0%) itself" in out
+    assert "2x1@4000 16 held 1 ms 1.02 ms (+2.0%) itself" in out
     assert "beaten" in out
     assert "2 ms (+0.0%)" in out
     assert "1 held, 1 beaten, 1 undecided; 1 tuned anew" in out
