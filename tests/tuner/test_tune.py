@@ -58,10 +58,10 @@ def test_the_best_is_found_raced_and_stored(bench: Bench) -> None:
 def test_no_task_has_more_trials_than_were_asked_for(bench: Bench) -> None:
     # The next task begins while the last one races.
     bench.executor = replace(bench.executor, pool=FakePool(bench.clock, processes=14))
-    tasks = [Task(SPEC, Batch.parse(text), 16) for text in ("2x1@48", "2x1@60", "3x1@90")]
-    results = tune(tasks, GPU, bench.store, Settings(trials=30), bench.executor)
+    tasks = [Task(SPEC, Batch.parse(text), 16) for text in ("2x1@48", "1x16@32,2x1@40", "1x300@900")]
+    results = tune(tasks, GPU, bench.store, Settings(trials=30, sampler="random"), bench.executor)
     assert [result.tried for result in results] == [30, 30, 30]
-    assert min(result.shared for result in results[1:]) >= 10
+    assert min(result.shared for result in results[1:]) > 0
 
 
 def test_results_outlive_a_card_state_that_cannot_be_stored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
