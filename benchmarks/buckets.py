@@ -25,7 +25,7 @@ from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import BestConfig, Timing
 from attention_tuner.kernel_templates.template import template_of, why_invalid
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.commands_tune import _executor as command_executor
+from attention_tuner.tuner.commands_tune import executor_on as command_executor
 from attention_tuner.tuner.jobs import RaceJob
 from attention_tuner.tuner.task import Task
 

@@ -137,13 +137,16 @@ def main(arguments: argparse.Namespace) -> None:
     spec, sizes, verification, batches = asked(arguments.interpreter)
     bench = Bench(spec, arguments.page_size, gpu, load_table(arguments.db))
     results: dict[str, Any] = {"spec": spec.key(), "page_size": arguments.page_size, "decode": bench.sizes(sizes),
-                               "verification": bench.sizes(verification)}  # fmt: skip
-    results["packed"] = [bench.packed(name, batch) for name, batch in batches.items()]
-    results["partials"] = [row for name, batch in batches.items() for row in bench.partials(name, batch)]
+                               "verification": bench.sizes(verification), "packed": [], "partials": []}  # fmt: skip
+    if not arguments.sizes_only:
+        results["packed"] = [bench.packed(name, batch) for name, batch in batches.items()]
+        results["partials"] = [row for name, batch in batches.items() for row in bench.partials(name, batch)]
     record.write(arguments.out, results)
     rows = [[row["batch"], row["source"], f"{row['ms']:.4f}", f"{row['ms_per_sequence']:.4f}", row["variant"]]
             for row in (*results["decode"], *results["verification"])]  # fmt: skip
     record.print_table(("batch", "found", "ms", "a sequence", "variant"), rows)
+    if arguments.sizes_only:
+        return
     rows = [[row["batch"], f"{row['separate']:.4f}", f"{row['packed']:.4f}", f"{row['ratio']:.3f}"]
             for row in results["packed"]]  # fmt: skip
     record.print_table(("batch", "K and V apart, ms", "packed, ms", "ratio"), rows)
@@ -157,5 +160,6 @@ if __name__ == "__main__":
     parser.add_argument("--interpreter", action="store_true", help="tiny batches through Triton's interpreter "
                         "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
     parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
+    parser.add_argument("--sizes-only", action="store_true", help="batches of growing size only")
     parser.add_argument("--db", metavar="PATH|URL", help="where the configs come from (default: the user's own)")
     main(parser.parse_args())

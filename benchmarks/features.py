@@ -61,10 +61,11 @@ class Cell:
         return self.feature == "log-sum-exp"
 
 
-def cells(loads: Iterable[Workload], page_size: int, gpu: Gpu) -> Iterator[Cell]:
-    """Every feature on every batch."""
+def cells(loads: Iterable[Workload], features: Iterable[str], page_size: int, gpu: Gpu) -> Iterator[Cell]:
+    """Every one of `features` on every batch."""
     for load in loads:
-        for feature, fields in FEATURES.items():
+        for feature in features:
+            fields = FEATURES[feature]
             spec = replace(load.spec, **fields)
             likely = candidates(spec, BatchBucket.of(load.batch), page_size, gpu)
             fused = next(variant for variant in likely if variant.template == "fused")
@@ -96,7 +97,8 @@ def main(arguments: argparse.Namespace) -> None:
     start = time.monotonic()
     gpu = record.machine(arguments.interpreter)
     asked = [load for load in workloads(arguments.interpreter) if load.name in (arguments.batches or [load.name])]
-    asked_cells = list(cells(asked, arguments.page_size, gpu))
+    features = ["plain", *(name for name in FEATURES if name in (arguments.features or FEATURES) and name != "plain")]
+    asked_cells = list(cells(asked, features, arguments.page_size, gpu))
     if not gpu.is_interpreter:
         compile_ahead({cell.task: [cell.candidate] for cell in asked_cells}, gpu)
     compiled_s = time.monotonic() - start
@@ -112,7 +114,7 @@ def main(arguments: argparse.Namespace) -> None:
                                  "left_out": len(asked_cells) - len(rows), "cells": rows})  # fmt: skip
     names = list(dict.fromkeys(row["batch"] for row in rows))
     found = {(row["feature"], row["batch"]): row for row in rows}
-    table = [[feature, *(_cell(found.get((feature, name))) for name in names)] for feature in FEATURES]
+    table = [[feature, *(_cell(found.get((feature, name))) for name in names)] for feature in features]
     record.print_table(("feature, time of plain", *names), table)
 
 
@@ -130,5 +132,7 @@ if __name__ == "__main__":
                         "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
     parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--batches", nargs="+", metavar="NAME", help="of the suite hopper13 (default: all)")
+    parser.add_argument("--features", nargs="+", choices=list(FEATURES), metavar="NAME",
+                        help="beside plain (default: all)")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no cell after that")
     main(parser.parse_args())

@@ -27,7 +27,7 @@ from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import BestConfig, Timing
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.commands_tune import _executor as command_executor
+from attention_tuner.tuner.commands_tune import executor_on as command_executor
 from attention_tuner.tuner.jobs import RaceJob
 from attention_tuner.tuner.race import Interval, compare
 from attention_tuner.tuner.run import Executor
@@ -89,6 +89,12 @@ def shape(each: LeftOut, times: Times) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def least_over_default(left_out: Sequence[LeftOut], times: Mapping[BestConfig, Times]) -> float | None:
+    """The default's time over the answer's where that is least: below 1, an answer is slower than not tuning."""
+    pairs = ((times[each.config].get(default_of(each.config)), each.served_ms) for each in left_out)
+    return min((default / served for default, served in pairs if default and served), default=None)
+
+
 def raced(each: LeftOut, rounds: int, executor: Executor) -> dict[str, Any]:
     """The answer for a shape beside the variant tuned for it and the default, timed in turns."""
     config = each.config
@@ -142,6 +148,7 @@ def main() -> None:
         "databases": len(options.db), "reach": REACH,
         "by_reach": [summary(reach, left_out) for reach, left_out in by_reach.items()],
         "losses": [asdict(loss) for loss in pooled(chosen)],
+        "least_default_over_answer": least_over_default(chosen, times),
         "shapes": [shape(each, times[each.config]) for each in chosen],
     }  # fmt: skip
     if gpu is not None:
@@ -161,7 +168,8 @@ def show(found: Mapping[str, Any]) -> None:
         ["any" if row["reach"] is None else f"{row['reach']:g}", str(row["shapes"]),
          " ".join(f"{count} {source}" for source, count in row["sources"].items()), str(row["never_timed"]),
          percent(row["median"]), percent(row["worst"]), str(row["above_10_percent"])] for row in found["by_reach"]])
-    print(f"with reach {found['reach']:g}")
+    least = found["least_default_over_answer"]
+    print(f"with reach {found['reach']:g}; the default takes at least {least or 0:.2f} times as long as the answer")
     columns = ("shape", "page", "source", "distance", "loss", "default / answer", "raced over best", "over default")
     record.print_table(columns, [
         [row["batch"][:28], str(row["page_size"]), row["source"], f"{row['distance'] or 0:g}", percent(row["loss"]),

@@ -1,11 +1,12 @@
-"""What an attention costs the host: CPU time of each `plan` and of each `run`, beyond what the GPU does meanwhile.
+"""What an attention costs the host: time of each `plan` and of each `run`, beyond what the GPU does meanwhile.
 
-Each row is a batch. "plan" is HybridAttention.plan of lengths that were not planned before; "run" one layer's call,
-"in Triton" how much of it Triton's own launch takes ("beyond" is the rest); "launch" the launcher's call with tensors
-already gathered; "operator" the call as torch.compile makes it; "drop-in" unified_attention with the lengths of the
-layer before. On a GPU, also "graph plan" and "replay" of a captured decode step; the calls are made without waiting, so
-that only the host's time counts. Through the interpreter a launch is the whole computation: only "plan" and "beyond"
-say something about a host there.
+Each row is a batch. "plan" is HybridAttention.plan, the lookup in the table included, of lengths that differ from call
+to call; "run" one layer's call, "in Triton" how much of it Triton's own launches take and "beyond" the rest; "launch"
+the launcher's call with its tensors already gathered; "operator" the call as torch.compile makes it; "drop-in"
+unified_attention of a layer after the first of a step. On a GPU, of batches that only decode, also "graph plan" and
+"replay" of a captured step. Calls are made without waiting for the GPU, so that only the host's time counts. Through
+the interpreter a launch is the whole computation: there, of `run` only "beyond" is measured, on batches of their own,
+and between computations that leave the host's caches cold.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported.
@@ -29,8 +32,9 @@ from attention_tuner import AttentionSpec, Batch, HybridAttention, Tensors, unif
 from attention_tuner.kernel_templates.inputs import make_tensors
 from attention_tuner.runtime.custom_op import hybrid_attention_op
 
+SPEC = AttentionSpec(32, 8, 128)
 BATCHES = ("1x1@2000", "32x1@2000", "256x1@1000", "1x512@4000,31x1@2000")
-SMALL = ("1x1@40", "8x1@40", "256x1@8", "1x12@40,7x1@40")
+INTERPRETED = ("1x1@40", "1x12@40,3x1@40")
 COLUMNS = ("plan", "run", "in Triton", "beyond", "launch", "operator", "drop-in", "graph plan", "replay")
 # Calls between two waits: fewer than a GPU's queue holds, so that none of them waits for room in it.
 BURST = 50
@@ -69,37 +73,52 @@ def in_triton(attention: HybridAttention, call: Callable[[int], object], repeats
     return statistics.median(share[0] for share in shares), statistics.median(share[1] for share in shares)
 
 
-def drop_in(t: Tensors, spec: AttentionSpec, batch: Batch) -> Callable[[int], object]:
-    query_lens = [query_len for query_len, _ in batch.sequences]
+def drop_in(t: Tensors, batch: Batch) -> Callable[[int], object]:
+    # Not made in inference mode, as an engine that shares one plan between its layers would: they are read once.
+    lengths = t.query_start_loc.clone(), max(query_len for query_len, _ in batch.sequences), t.kv_lens.clone()
 
     def call(_: int) -> None:
+        starts, longest, kv_lens = lengths
         unified_attention(
-            t.q, t.k_cache, t.v_cache, t.out, t.query_start_loc, max(query_lens), t.kv_lens, max(batch.kv_lens),
-            spec.softmax_scale, True, (-1, -1), t.block_table, 0.0, None, None, None,
+            t.q, t.k_cache, t.v_cache, t.out, starts, longest, kv_lens, max(batch.kv_lens), SPEC.softmax_scale, True,
+            (-1, -1), t.block_table, 0.0, None, None, None,
         )  # fmt: skip
 
     return call
 
 
-def graph_times(attention: HybridAttention, t: Tensors, batch: Batch, repeats: int) -> tuple[float, float]:
+def graph_times(attention: HybridAttention, t: Tensors, batch: Batch, repeats: int) -> dict[str, float]:
     """The microseconds of planning a captured step anew, and of replaying it."""
-    query_lens, context_lens = zip(*batch.sequences, strict=True)
+    query_lens, context_lens = columns(batch)
     planned = attention.plan_graph(query_lens, context_lens)
     attention.run(t.q, t.k_cache, t.v_cache, t.block_table, t.out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         attention.run(t.q, t.k_cache, t.v_cache, t.block_table, t.out)
-    fewer = [[length - number % 7 for length in context_lens] for number in range(7)]
-    return (microseconds(lambda number: planned.plan(query_lens, fewer[number % 7]), repeats),
-            microseconds(lambda _: graph.replay(), repeats))  # fmt: skip
+    return {"graph plan": microseconds(lambda number: planned.plan(query_lens, context_lens - number % 7), repeats),
+            "replay": microseconds(lambda _: graph.replay(), repeats)}  # fmt: skip
 
 
-def measure(spec: AttentionSpec, text: str, repeats: int, device: str) -> dict[str, Any]:
+def columns(batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    query_lens, context_lens = np.array(batch.sequences, np.int32).T.copy()
+    return query_lens, context_lens
+
+
+def plan_times(text: str, repeats: int) -> dict[str, Any]:
     batch = Batch.parse(text)
-    t = make_tensors(spec, batch, 16, device, 0, needles=False)
-    query_lens, context_lens = zip(*batch.sequences, strict=True)
-    lengths = [[length - number % 7 for length in context_lens] for number in range(7)]
-    attention = HybridAttention(spec, 16, batch.num_tokens, batch.num_seqs)
+    query_lens, context_lens = columns(batch)
+    attention = HybridAttention(SPEC, 16, batch.num_tokens, batch.num_seqs)
+    attention.plan(query_lens, context_lens)
+    us = microseconds(lambda number: attention.plan(query_lens, context_lens - number % 7), repeats)
+    return {"batch": text, "plan": us, "variant": attention.variant.key()}
+
+
+def run_times(text: str, repeats: int, device: str) -> dict[str, Any]:
+    batch = Batch.parse(text)
+    t = make_tensors(SPEC, batch, 16, device, 0, needles=False)
+    attention = HybridAttention(SPEC, 16, batch.num_tokens, batch.num_seqs)
+    attention.plan(*columns(batch))
+    launcher = attention._step.launcher(return_lse=False)  # pyright: ignore
 
     def run(_: int) -> None:
         attention.run(t.q, t.k_cache, t.v_cache, t.block_table, t.out)
@@ -107,38 +126,39 @@ def measure(spec: AttentionSpec, text: str, repeats: int, device: str) -> dict[s
     def operator(_: int) -> None:
         hybrid_attention_op(t.q, t.k_cache, t.v_cache, t.block_table, t.out, *[None] * 6, attention.handle)
 
-    found: dict[str, Any] = {"batch": text}
-    found["plan"] = microseconds(lambda number: attention.plan(query_lens, lengths[number % 7]), repeats)
-    attention.plan(query_lens, context_lens)
-    step = attention._step  # pyright: ignore
-    launcher = step.launcher(return_lse=False)
-    found["variant"] = launcher.variant.key()
-    calls = {"run": run, "launch": lambda _: launcher.run(t), "operator": operator, "drop-in": drop_in(t, spec, batch)}
+    calls: dict[str, Callable[[int], object]] = {
+        "run": run, "launch": lambda _: launcher.run(t), "operator": operator, "drop-in": drop_in(t, batch),
+    }  # fmt: skip
+    found: dict[str, Any] = {"batch": text, "variant": launcher.variant.key()}
     with torch.inference_mode():
+        run(0)
+        found["in Triton"], found["beyond"] = in_triton(attention, run, repeats)
+        if device == "cpu":
+            # The whole computation, and not what a launch takes.
+            return {name: value for name, value in found.items() if name != "in Triton"}
         for name, call in calls.items():
             call(0)
             found[name] = microseconds(call, repeats)
-        found["in Triton"], found["beyond"] = in_triton(attention, run, repeats)
-        if device == "cuda" and max(query_lens) == 1:
-            found["graph plan"], found["replay"] = graph_times(attention, t, batch, repeats)
+        if not batch.has_part("long"):
+            found |= graph_times(attention, t, batch, repeats)
     return found
 
 
 def main() -> None:
     parser = record.parser(__doc__)
-    parser.add_argument("--interpreter", action="store_true", help="small batches through Triton's interpreter")
-    parser.add_argument("--repeats", type=int, default=None, help="calls of each kind")
+    parser.add_argument("--interpreter", action="store_true", help="without a GPU: what a host alone can show")
+    parser.add_argument("--repeats", type=int, default=1000, help="calls of each kind; of 20 through the interpreter")
     options: argparse.Namespace = parser.parse_args()
     gpu = record.machine(options.interpreter)
-    is_small = gpu.is_interpreter
-    spec = AttentionSpec(4, 2, 64, "float16") if is_small else AttentionSpec(32, 8, 128)
-    repeats = options.repeats or (5 if is_small else 1000)
-    rows = [measure(spec, text, repeats, "cpu" if is_small else "cuda") for text in (SMALL if is_small else BATCHES)]
-    record.write(options.out, {"gpu": gpu.name, "spec": spec.key(), "repeats": repeats, "unit": "microseconds",
-                               "rows": rows})  # fmt: skip
+    rows = {text: plan_times(text, options.repeats) for text in BATCHES}
+    device, runs, repeats = ("cpu", INTERPRETED, 20) if gpu.is_interpreter else ("cuda", BATCHES, options.repeats)
+    for text in runs:
+        rows[text] = rows.get(text, {}) | run_times(text, repeats, device)
+    record.write(options.out, {"gpu": gpu.name, "spec": SPEC.key(), "repeats": options.repeats,
+                               "unit": "microseconds", "rows": list(rows.values())})  # fmt: skip
     print("microseconds of the host for a call, median")
     record.print_table(["batch", *COLUMNS], [
-        [row["batch"], *(f"{row[name]:.1f}" if name in row else "-" for name in COLUMNS)] for row in rows
+        [row["batch"], *(f"{row[name]:.1f}" if name in row else "-" for name in COLUMNS)] for row in rows.values()
     ])  # fmt: skip
 
 

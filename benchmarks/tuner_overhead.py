@@ -36,7 +36,7 @@ from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.jobs import CompileJob, MeasureJob, PrepareJob
-from attention_tuner.tuner.report import TuneProgress
+from attention_tuner.tuner.progress import TuneProgress
 from attention_tuner.tuner.run import Executor, Progress, Settings
 from attention_tuner.tuner.study import Study
 from attention_tuner.tuner.task import Task

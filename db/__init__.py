@@ -2,14 +2,15 @@
 
 from .answer import Answer, Chain, Origin, Source
 from .coverage import Coverage, Miss
+from .engine import default_path
 from .export import SCHEMA_VERSION, Exported, export_json, import_json
 from .files import read_configs, write_configs
 from .live import LiveTable
-from .lookup import load_table, lookup, shipped_configs
+from .lookup import default_table, load_table, lookup, shipped_configs
 from .merge import merged
 from .misses import read_misses, write_misses
 from .records import EnvironmentOf, Setting, TrialRecord
-from .store import Store, default_path
+from .store import Store
 from .table import ConfigTable
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Store",
     "TrialRecord",
     "default_path",
+    "default_table",
     "export_json",
     "import_json",
     "load_table",

@@ -9,11 +9,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from ..kernel_templates.errors import StoreError
+
+PATH_VARIABLE = "ATTENTION_TUNER_DB"
 
 # An execution option: a transaction that is going to write takes SQLite's write lock as it begins. One that read first
 # would be refused without waiting when another process had written in between.
@@ -27,6 +30,11 @@ _CAUSES = {
     "is full": "cannot be written: the disk is full",
     "disk I/O error": "cannot be written: the disk is full, a limit on the file's size is reached, or the disk fails",
 }
+
+
+def default_path() -> str:
+    """The path or URL of the user's database: the environment variable, or a file in the user's data folder."""
+    return os.environ.get(PATH_VARIABLE) or str(platformdirs.user_data_path("attention-tuner") / "tuner.db")
 
 
 def sqlite_path(where: str | PathLike[str]) -> Path | None:

@@ -13,9 +13,8 @@ from ..kernel_templates.errors import StoreError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.spec import AttentionSpec
 from .answer import Answer, Chain
-from .engine import sqlite_path
+from .engine import default_path, sqlite_path
 from .lookup import SHIPPED, load_table
-from .store import default_path
 from .table import ConfigTable
 
 

@@ -16,13 +16,13 @@ from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
 from .answer import Answer, Chain
-from .engine import sqlite_path
+from .engine import PATH_VARIABLE, default_path, sqlite_path
 from .export import Exported, read_json
 from .files import rows_of
 from .full_checks import StoredChecks
 from .losses import Loss, Losses
 from .rows import Rows, made
-from .store import PATH_VARIABLE, Store, default_path
+from .store import Store
 from .table import ConfigTable
 
 SHIPPED = Path(__file__).parent / "configs"
@@ -44,7 +44,12 @@ def lookup(spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu:
     `ConfigTable.lookup` says which of their configs comes first. A missing database is not made, and is no error; a
     database or shipped file that cannot be read is set aside with a warning.
     """
-    return _table(os.environ.get(PATH_VARIABLE), gpu).lookup(spec, asked, page_size, gpu)
+    return default_table(gpu).lookup(spec, asked, page_size, gpu)
+
+
+def default_table(gpu: Gpu) -> ConfigTable:
+    """The table that `lookup` asks about `gpu`, for its id and coverage, or to be asked directly."""
+    return _table(os.environ.get(PATH_VARIABLE), gpu)
 
 
 def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Sequence[str | os.PathLike[str]] = (),

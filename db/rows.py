@@ -140,7 +140,7 @@ def made(configs: Iterable[BestConfig], origin: Origin,
 def stored(rows: Iterable[Sequence[Any]], place: str, origin: Origin,
            judge: Callable[[BestConfig], BestConfig | None] = lambda config: config,
            record: Callable[[Sequence[Any]], BestConfig] | None = None) -> Rows[Sequence[Any]]:
-    """The rows of a table of best configs, each its number and then the values of `COLUMNS`.
+    """The rows of a table of best configs, each its number and then the values of `COLUMNS`, texts or bytes.
 
     `place` says in messages where they stand. Nothing but the slot of each is read before it is asked for; `record`
     reads all of one, as `from_database` does.
@@ -157,7 +157,7 @@ def stored(rows: Iterable[Sequence[Any]], place: str, origin: Origin,
     unreadable: list[str] = []
     for (spec, page_size, gpu_name, num_sms, capability), members in slots.items():
         try:
-            slot = Slot(AttentionSpec.parse(spec), int(page_size), gpu_name, int(num_sms), capability)
+            slot = Slot(AttentionSpec.parse(text(spec)), int(page_size), text(gpu_name), int(num_sms), text(capability))
             readable.setdefault(slot, []).extend(members)
         except UNREADABLE as error:
             unreadable += (f"{label(row)} cannot be read: {error}" for row in members)
@@ -166,13 +166,25 @@ def stored(rows: Iterable[Sequence[Any]], place: str, origin: Origin,
 
 def from_database(row: Sequence[Any]) -> BestConfig:
     """The config in a row of the database. Raises one of `UNREADABLE`."""
-    return BestRow(**dict(zip(COLUMNS, row[1:], strict=True))).record()
+    return BestRow(**dict(zip(COLUMNS, map(text, row[1:]), strict=True))).record()
+
+
+def text(value: Any) -> Any:
+    """A value of a row, with what stands there undecoded as a text; what is none has replacements in it."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _reader(judge: Callable[[BestConfig], BestConfig | None], label: Callable[[Sequence[Any]], str],
             record: Callable[[Sequence[Any]], BestConfig]) -> Callable[[Sequence[Any]], Row]:
     # Thousands of rows name the same few buckets and variants.
-    bucket_of, variant_of = functools.cache(BatchBucket.parse), functools.cache(Variant.parse)
+    @functools.cache
+    def bucket_of(value: object) -> BatchBucket:
+        return BatchBucket.parse(text(value))
+
+    @functools.cache
+    def variant_of(value: object) -> Variant:
+        return Variant.parse(text(value))
+
     bucket_at, variant_at = COLUMNS.index("bucket") + 1, COLUMNS.index("variant") + 1
 
     def config(row: Sequence[Any]) -> BestConfig | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select
-from sqlalchemy.exc import OperationalError
 
 from .full_checks import FullCheckRow, StoredChecks
 from .losses import Loss, LossRow
@@ -21,7 +20,10 @@ Values = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The best configs, full checks and losses of database `name`: rows of values in the order of their columns."""
+    """The best configs, full checks and losses of database `name`: rows of values in the order of their columns.
+
+    Texts of the best configs may be bytes.
+    """
 
     name: str
     best: Values
@@ -32,8 +34,9 @@ class Snapshot:
     def read(cls, connection: Connection, name: str) -> Snapshot:
         """The snapshot within the transaction of `connection`."""
         best = [BestRow.__table__.columns[column] for column in ("id", *COLUMNS)]
-        others = (_values(connection, model.__table__.columns) for model in (FullCheckRow, LossRow))
-        return cls(name, _values(connection, best), *others)
+        with _undecoded(connection):
+            rows = _values(connection, best)
+        return cls(name, rows, *(_values(connection, model.__table__.columns) for model in (FullCheckRow, LossRow)))
 
     def rows(self, checks: StoredChecks) -> Rows[Sequence[Any]]:
         """The best configs for a table; `checks` says which of them are served."""
@@ -55,25 +58,21 @@ class Snapshot:
 
 
 def _values(connection: Connection, columns: Iterable[ColumnElement[Any]]) -> Values:
-    query = select(*columns)
-    try:
-        with _strict_texts(connection):
-            return connection.execute(query).all()
-    except OperationalError:
-        # A text that is none; reading all of them with replacements takes twice as long.
-        return connection.execute(query).all()
+    result = connection.execute(select(*columns))
+    # The driver's own tuples, for nothing has to be converted: half the time that the others take.
+    return result.cursor.fetchall() if result.cursor is not None else []
 
 
 @contextmanager
-def _strict_texts(connection: Connection) -> Generator[None]:
-    """SQLite's own reading of texts, which is fast and refuses what is no UTF-8."""
+def _undecoded(connection: Connection) -> Generator[None]:
+    """SQLite's texts as bytes, which are decoded when a row is read: most never are."""
     raw: Any = connection.connection.dbapi_connection
-    lenient = getattr(raw, "text_factory", None)
-    if lenient is None:
+    decoded = getattr(raw, "text_factory", None)
+    if decoded is None:
         yield
         return
-    raw.text_factory = str
+    raw.text_factory = bytes
     try:
         yield
     finally:
-        raw.text_factory = lenient
+        raw.text_factory = decoded

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import sqlite3
 import warnings
 from collections import Counter
@@ -15,12 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-import platformdirs
 from sqlalchemy import Engine, delete, func, select
 from sqlalchemy.orm import Session
 
 from ..kernel_templates.batch import Batch, BatchBucket
 from ..kernel_templates.errors import StoreError
+from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment, FullCheck, Regime, Timed
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import templates
@@ -36,8 +35,6 @@ from .snapshot import Snapshot
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-PATH_VARIABLE = "ATTENTION_TUNER_DB"
-
 # The parts of an environment, in the order in which they are named as the reason why a trial cannot be reused.
 _OUTDATED = {
     "kernel_hash": "measured with another kernel source",
@@ -52,11 +49,6 @@ class _Row(Protocol[R_co]):
     def label(self) -> str: ...
 
     def record(self) -> R_co: ...
-
-
-def default_path() -> str:
-    """The path or URL of the user's database: the environment variable, or a file in the user's data folder."""
-    return os.environ.get(PATH_VARIABLE) or str(platformdirs.user_data_path("attention-tuner") / "tuner.db")
 
 
 class Store:
@@ -138,6 +130,18 @@ class Store:
                 latest[record.outcome.variant] = record
         checks = FullChecks(self.full_checks(spec=setting.spec, gpu_name=setting.gpu.name))
         return [checks.on_trial(record) for record in latest.values()]
+
+    def trials(self, spec: AttentionSpec, page_size: int, gpu: Gpu, batch: str | None = None) -> list[TrialRecord]:
+        """All trials of a layer, page size and, if given, batch on GPUs of this name and number of SMs, oldest first.
+
+        What was timed and has failed the full check in its environment is `Wrong`.
+        """
+        wanted = {"spec": spec.key(), "page_size": page_size, "gpu_name": gpu.name, "gpu_num_sms": gpu.num_sms}
+        query = select(TrialRow).filter_by(**wanted, **({} if batch is None else {"batch": batch}))
+        with self._reading() as session:
+            records = self._readable(session.scalars(query.order_by(TrialRow.id)))
+        checks = FullChecks(self.full_checks(spec=spec, gpu_name=gpu.name))
+        return [checks.on_trial(record) for record in records]
 
     def outdated_trials(self, setting: Setting, environment_of: EnvironmentOf) -> Counter[str]:
         """How many trials of `setting` cannot be reused, by the first reason."""

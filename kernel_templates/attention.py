@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from .arithmetic import LOG2_E, LOWEST, dot, load_tile, logits, narrow
+from .arithmetic import HALF_SHIFT, LOG2_E, LOWEST, dot, in_half, load_tile, logits, narrow
 from .batch import SHORT_QUERY, TREE_TOKENS
 from .combine import MERGE, merge_if_last, write_rows
 from .plan import ITEM_FIELDS
@@ -50,9 +50,10 @@ def attend(
 
     `rows`: of each row its position, the word of its tree mask and its ALiBi slope; of the tile the first key that any
     row sees, the context length, and whether the words count. Without MASKED all keys are visible to all rows and stop
-    is a multiple of BLOCK_N too.
+    is a multiple of BLOCK_N too. The "maximum" may be less by a constant: it is what the exponents are relative to.
     """
     acc, row_max, row_sum = state
+    SHIFT: tl.constexpr = HALF_SHIFT if q.dtype == tl.float16 else 0.0
     position, low, _, _, _, slope = rows
     K_DIM: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
     V_DIM: tl.constexpr = triton.next_power_of_2(VALUE_DIM)
@@ -88,10 +89,10 @@ def attend(
             scores = logits(scores, first, position, slope, qk_scale, SOFT_CAP, ALIBI)
             if MASKED:
                 scores = tl.where(seen(key, stop, rows, features, WINDOW), scores, float("-inf"))
-            new_max = tl.maximum(row_max, tl.max(scores, 1))
+            new_max = tl.maximum(row_max, tl.max(scores, 1) - SHIFT)
             p = tl.exp2(scores - new_max[:, None])
         else:
-            new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
+            new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale - SHIFT)
             p = tl.exp2(scores * qk_scale - new_max[:, None])
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(p, 1)
@@ -144,6 +145,9 @@ def tile(
     v_head = v_cache + kv_head.to(tl.int64) * stride_v_head
     if features.k_scale is not None:
         qk_scale = qk_scale * tl.load(features.k_scale + kv_head)
+        if q_tile.dtype == tl.bfloat16:
+            q_tile, power = in_half(q_tile)
+            qk_scale = qk_scale * power
 
     # The keys up to `common` are visible to the tile's first row, so to all of its rows; windows aside.
     common = context_len + first_row // GROUP + 1

@@ -66,6 +66,12 @@ class GluonHopperLauncher(WorkListLauncher):
         """Items of a KV head that run at once."""
         return self.gpu.num_sms / self.spec.num_kv_heads
 
+    @property
+    def programs(self) -> tuple[int, ...]:
+        """One for each unit of work, or for each multiprocessor at most."""
+        num_units = self._num_items * self.spec.num_kv_heads
+        return (num_units if self.variant.text("dispatch") == "grid" else min(num_units, self.gpu.num_sms),)
+
     def _make_room(self, room: Room, device: torch.device | str) -> None:
         super()._make_room(room, device)
         # The units drawn, and the programs that are done. Each launch leaves zeros behind.
@@ -82,9 +88,6 @@ class GluonHopperLauncher(WorkListLauncher):
             raise VariantError(
                 f"gluon_hopper cannot read K with strides {t.k_cache.stride()} and V with others, {t.v_cache.stride()}"
             )
-        num_units = self._num_items * spec.num_kv_heads
-        dispatch = self.variant.text("dispatch")
-        programs = num_units if dispatch == "grid" else min(num_units, self.gpu.num_sms)
         arguments = (
             self._items, self._merges, self._counts, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out,
             t.block_table, *self._partial, self._counters, self._partial[1].stride(0), spec.softmax_scale * LOG2_E,
@@ -93,10 +96,10 @@ class GluonHopperLauncher(WorkListLauncher):
         constants: dict[str, Any] = {
             "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size, "CHUNK": chunk,
             "BLOCK_N": c.long.block_n, "STAGES": c.num_stages, "REGISTERS": self.variant.number("registers"),
-            "HEADS_FIRST": c.heads_first, "DYNAMIC": dispatch == "dynamic", "LAST_MERGES": c.last_merges,
-            "PDL": self.overlaps_reduction, "num_warps": c.num_warps,
+            "HEADS_FIRST": c.heads_first, "DYNAMIC": self.variant.text("dispatch") == "dynamic",
+            "LAST_MERGES": c.last_merges, "PDL": self.overlaps_reduction, "num_warps": c.num_warps,
         }  # fmt: skip
-        self.start(gluon_attention_kernel, (programs,), arguments, constants)
+        self.start(gluon_attention_kernel, self.programs, arguments, constants)
 
 
 def rows_view(cache: torch.Tensor, chunk: int) -> tuple[Any, int, int, int]:

@@ -46,37 +46,37 @@ _TWO_LAUNCH = ((64, 64, 128, 4, 4, 4, "heads"), (128, 64, 64, 8, 2, 2, "items"))
 # Of `fused`, these many are tried before a pair of each of the other templates.
 _LIKELIEST = 4
 # Of `gluon_hopper`, for batches of both kinds and of one: block_n, stages, waves, the weight of a key in a long tile,
-# grid order, schedule, dispatch; and the reduction and the dtype of partial results, where not a kernel and float32.
+# grid order, schedule, dispatch; and the reduction, where it is not a kernel.
 # Narrow tiles are for large heads.
 _HOPPER_HYBRID = (
+    (128, 3, 1, 1, "items", "long_first", "persistent", "last_program"),
     (128, 3, 4, 1, "items", "long_first", "grid"),
     (128, 3, 2, 2, "heads", "interleaved", "grid"),
     (128, 2, 1, 1, "items", "long_first", "persistent"),
     (128, 3, 4, 1, "items", "long_first", "dynamic"),
     # A multiprocessor reads or multiplies: units of both kinds run side by side, and whoever is done takes the next.
     (128, 3, 2, 2, "heads", "interleaved", "dynamic"),
-    (128, 3, 2, 4, "items", "long_first", "dynamic", "kernel", "bfloat16"),
     (64, 6, 4, 1, "items", "long_first", "grid"),
 )
 _HOPPER_LONG = (
+    (128, 2, 1, 1, "items", "long_first", "grid", "last_program"),
     (128, 2, 1, 1, "items", "long_first", "grid"),
     (128, 2, 0, 1, "heads", "long_first", "grid"),
     (128, 3, 0, 1, "heads", "long_first", "persistent"),
     (128, 2, 0, 1, "heads", "long_first", "dynamic"),
-    (128, 2, 0, 1, "items", "long_first", "dynamic"),
     (128, 2, 0, 1, "items", "long_first", "grid"),
     (64, 2, 1, 1, "items", "long_first", "grid"),
 )
 _HOPPER_SHORT = (
+    # Where few keys are cut, each tile's few partial results are merged at once.
+    (64, 3, 1, 1, "heads", "long_first", "grid", "last_program"),
     (128, 2, 1, 1, "heads", "long_first", "grid"),
     (64, 4, 1, 1, "heads", "long_first", "grid"),
+    (64, 3, 0, 1, "heads", "long_first", "persistent"),
     (128, 2, 2, 1, "heads", "long_first", "persistent"),
+    (64, 6, 0, 1, "heads", "long_first", "grid", "last_program"),
     (64, 4, 2, 1, "heads", "long_first", "dynamic"),
-    (64, 4, 2, 1, "heads", "long_first", "persistent"),
-    # Where few keys are cut, each tile's few partial results are merged at once.
     (128, 2, 2, 1, "heads", "long_first", "persistent", "last_program"),
-    (64, 4, 2, 1, "heads", "long_first", "dynamic", "last_program"),
-    (64, 2, 1, 1, "heads", "long_first", "grid"),
 )
 
 
@@ -95,13 +95,13 @@ def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gp
 
 def _hopper(bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
     """Variants of `gluon_hopper`, of each few of which the first that is valid will do."""
-    names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch", "reduction", "partials")
+    names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch", "reduction")
     rest = {"registers": 240, "partials": "float32", "reduction": "kernel"}
     has_long, has_short = bucket.has_part("long"), bucket.has_part("short")
     for row in _HOPPER_HYBRID if has_long and has_short else _HOPPER_LONG if has_long else _HOPPER_SHORT:
         variant = Variant.of("gluon_hopper", page_size, {**rest, **dict(zip(names, row, strict=False))})
-        # Tiles of large heads leave room for no more stages, and float16 is finer than bfloat16.
-        yield variant, variant.replace(num_stages=2), variant.replace(partials="float32")
+        # Tiles of large heads leave room for no more stages.
+        yield variant, variant.replace(num_stages=2)
 
 
 def _fused(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:

@@ -46,6 +46,11 @@ class TwoLaunchLauncher(WorkListLauncher):
         else:
             self._grids = (long, short)
 
+    @property
+    def programs(self) -> tuple[int, ...]:
+        """Those of both launches."""
+        return tuple(num_items * self.spec.num_kv_heads for num_items in self._grids)
+
     def _start_attention(self, tensors: Tensors) -> None:
         c = self.constants
         # A body alone, so that no launch carries the registers and shared memory of the other's.

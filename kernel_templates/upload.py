@@ -15,6 +15,8 @@ HOST_BUFFERS = 4
 class Upload:
     """One int32 buffer of `size` elements on `device`, at a fixed address, and how to write it from the host."""
 
+    # A tensor made in inference mode could not be written outside of it.
+    @torch.inference_mode(False)
     def __init__(self, size: int, device: torch.device | str) -> None:
         self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
         self._is_host = self.buffer.device.type == "cpu"

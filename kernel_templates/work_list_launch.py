@@ -208,10 +208,15 @@ class WorkListLauncher(Launcher):
         """The partial outputs [kv_heads, rows, value_dim], and their maxima and sums [kv_heads, rows] in float32."""
         return self._partial
 
+    @property
+    def programs(self) -> tuple[int, ...]:
+        """The programs of each launch of the attention kernel."""
+        return (self._num_items * self.spec.num_kv_heads,)
+
     def launch_key(self) -> str:
-        """A hash of the grid and the work list, read back from the device, and of the layout of partial results."""
+        """A hash of the grids and the work list, read back from the device, and of the layout of partial results."""
         counts = self._counts.tolist()
-        layout = (self._num_items, self._num_entries, self._room.partial_rows, counts)
+        layout = (self.programs, self._num_items, self._num_entries, self._room.partial_rows, counts)
         digest = hashlib.sha256(repr(layout).encode())
         for buffer, count in ((self._items, counts[0]), (self._merges, counts[0]), (self._entries, counts[1])):
             digest.update(buffer[:count].cpu().numpy().tobytes())

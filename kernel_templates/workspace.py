@@ -25,6 +25,8 @@ class Workspace:
         self.generation = 0
         self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
 
+    # A tensor made in inference mode could not be written outside of it.
+    @torch.inference_mode(False)
     def take(self, layouts: Sequence[Layout], device: torch.device | str) -> tuple[torch.Tensor, ...]:
         """A tensor of each shape and dtype on `device`, none overlapping another; what they hold is anything."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layouts]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ..kernel_templates.errors import BatchError
 from ..kernel_templates.spec import AttentionSpec
-from .hybrid_attention import Chooser, HybridAttention, from_default_table
+from .hybrid_attention import HybridAttention
+from .launchers import Chooser, from_default_table
 
 # Far beyond any engine's step; what is allocated depends on the steps that come.
 MOST_TOKENS = 2**24

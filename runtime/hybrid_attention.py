@@ -3,35 +3,20 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from numpy.typing import ArrayLike
 
-from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket
-from ..kernel_templates.device import present_gpu
-from ..kernel_templates.errors import BatchError, GpuError, SpecError, VariantError
-from ..kernel_templates.gpu import INTERPRETER, Gpu
-from ..kernel_templates.heuristic import candidates
-from ..kernel_templates.launch import Launcher, Tensors, make_launcher
+from ..kernel_templates.errors import BatchError, SpecError
+from ..kernel_templates.launch import Tensors
 from ..kernel_templates.spec import AttentionSpec
-from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
-from ..kernel_templates.work_list_launch import INTERPRETED
-from ..kernel_templates.workspace import Workspace
 from .custom_op import hybrid_attention_op, register
+from .launchers import Chooser, Launchers, from_default_table, present_place
 from .lengths import LengthBuffers, StepLengths
 from .step import GraphPlan, Step
 
-Chooser = Callable[[AttentionSpec, BatchBucket, int, Gpu], Variant]
-"""Says which variant to launch for batches of a bucket, with pages of so many tokens, on a GPU."""
-
-# Keys of a segment of short and of long sequences in a batch-invariant attention. Fewer give a lone sequence more
-# programs, and more partial results to write and merge.
-FIXED_SPLIT = (1024, 8192)
-# The batch that a batch-invariant attention's one variant is chosen for, as far as its limits allow.
-USUAL_SEQS, USUAL_CHUNK, USUAL_CONTEXT = 64, 512, 8192
 # Shapes and strides that were found right; an engine has few.
 MOST_REMEMBERED = 4096
 
@@ -46,23 +31,17 @@ class FeatureTensors(TypedDict, total=False):
     tree_mask: torch.Tensor | None
 
 
-def from_default_table(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
-    """The variant of `db.lookup`: the user's own database, what ships, then the heuristic."""
-    from ..db.lookup import lookup
-
-    return lookup(spec, bucket, page_size, gpu).variant
-
-
 class HybridAttention:
     """One kind of attention layer over a paged cache, in batches of at most `max_tokens` and `max_seqs`.
 
     `plan` once for each step, then `run` for each layer of this spec. On the current CUDA device, or on the CPU where
     Triton interprets. All steps and layers run on one stream: they share workspaces. `choose` says which variant to
-    launch (default: `from_default_table`). With `batch_invariant` one variant serves every batch and keys are cut into
-    segments of fixed lengths, so that a row's result depends, bit for bit, only on its own sequence: its queries, keys,
-    values, query length and context length, not on the other sequences, their number or its place among them. (A
-    sequence whose tokens come in other chunks is another sequence.) Raises `GpuError` where there is no GPU and no
-    interpreter, `VariantError` where no variant can run.
+    launch (default: `from_default_table`; of another table: `lambda *asked: table.lookup(*asked).variant`).
+
+    With `batch_invariant` one variant serves every batch and keys are cut by a sequence's own lengths, so that a row's
+    result depends, bit for bit, only on its own sequence: its queries, keys, values, query length and context length,
+    and not on the other sequences, their number or its place among them. (A sequence whose tokens come in other chunks
+    is another sequence.) Raises `GpuError` where there is no GPU and no interpreter.
 
     A captured graph: `plan_graph` for the largest batch that it is to serve, capture `run`, then before each replay
     `GraphPlan.plan`. `torch.compile` takes `run` as one operator; `plan` stays outside.
@@ -75,16 +54,13 @@ class HybridAttention:
         if max_tokens < 1 or max_seqs < 1:
             raise BatchError(f"max_tokens and max_seqs must be at least 1, not {max_tokens} and {max_seqs}")
         self.spec, self.page_size, self.max_tokens, self.max_seqs = spec, page_size, max_tokens, max_seqs
-        self.gpu = _gpu()
-        self.device = _device(self.gpu)
-        self._choose = choose
-        self._launchers: dict[Variant, Launcher] = {}
-        self._workspace = Workspace()
+        self.place = present_place()
+        self.device = self.place.device
+        self.launchers = Launchers(spec, page_size, (max_seqs, max_tokens), self.place, choose, batch_invariant)
         self._lengths = LengthBuffers(max_seqs, self.device)
         self._remembered: set[object] = set()
         self._dtypes = getattr(torch, spec.dtype), getattr(torch, spec.cache_dtype)
         self._eager, self._step = Step(self), None
-        self._usual = self._usual_bucket() if batch_invariant else None
         self.handle = register(self)
 
     @property
@@ -194,55 +170,6 @@ class HybridAttention:
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise BatchError("a step cannot be planned while a graph is captured: plan, and run once, before")
 
-    def eager_launcher(self, step: StepLengths, return_lse: bool) -> Launcher:
-        """The launcher for a step, kept by its variant, with room for it."""
-        variant = self._variant(step, return_lse)
-        launcher = self._launchers.get(variant) or self._make(variant)
-        launcher.exact_grid = True
-        longest = step.longest_kv if self._usual else 0
-        reserved = launcher.reserved or (0, 0)
-        if step.num_seqs > reserved[0] or step.num_tokens > reserved[1] or longest > launcher.longest_kv:
-            launcher.longest_kv = max(launcher.longest_kv, _power_of_two(longest))
-            seqs, tokens = (max(old, _power_of_two(new)) for old, new in
-                            zip(reserved, (step.num_seqs, step.num_tokens), strict=True))
-            before = self._workspace.generation
-            launcher.reserve(min(seqs, self.max_seqs), min(tokens, self.max_tokens), self.device)
-            if self._workspace.generation != before:
-                # The others would keep the memory that was outgrown.
-                self._launchers.clear()
-        self._launchers[variant] = launcher
-        return launcher
-
-    def graph_launcher(self, largest: StepLengths, return_lse: bool) -> Launcher:
-        """A new launcher with room for every step that is no larger than `largest`."""
-        launcher = self._make(self._variant(largest, return_lse))
-        launcher.longest_kv = largest.longest_kv
-        launcher.reserve(largest.num_seqs, largest.num_tokens, self.device)
-        return launcher
-
-    def _make(self, variant: Variant) -> Launcher:
-        launcher = make_launcher(variant, self.spec, self.gpu)
-        launcher.workspace = self._workspace
-        launcher.fixed_split = FIXED_SPLIT if self._usual else None
-        return launcher
-
-    def _variant(self, step: StepLengths, return_lse: bool) -> Variant:
-        """The variant chosen for a step; the likeliest other one where that cannot write a log-sum-exp and must."""
-        bucket = self._usual or BatchBucket.of_lengths(*step.lengths)
-        variant = self._choose(self.spec, bucket, self.page_size, self.gpu)
-        if variant.page_size != self.page_size:
-            raise VariantError(f"variant {variant.key()!r} was chosen for pages of {self.page_size}")
-        if not return_lse or template_of(variant).writes_lse:
-            return variant
-        others = candidates(self.spec, bucket, self.page_size, self.gpu)
-        return next(other for other in others if template_of(other).writes_lse)
-
-    def _usual_bucket(self) -> BatchBucket:
-        seqs = min(USUAL_SEQS, self.max_seqs, self.max_tokens)
-        chunk = min(USUAL_CHUNK, self.max_tokens - (seqs - 1))
-        first = chunk if chunk > SHORT_QUERY else 1
-        return BatchBucket.of(Batch(((first, USUAL_CONTEXT), *(((1, USUAL_CONTEXT),) * (seqs - 1)))))
-
     def _planned(self) -> Step:
         if self._step is None:
             raise BatchError("nothing is planned: call plan before run")
@@ -277,21 +204,3 @@ class HybridAttention:
         if len(self._remembered) >= MOST_REMEMBERED:
             self._remembered.clear()
         self._remembered.add(signature)
-
-
-def _gpu() -> Gpu:
-    if INTERPRETED:
-        return INTERPRETER
-    gpu = present_gpu()
-    if gpu is None:
-        raise GpuError("there is no NVIDIA GPU; with TRITON_INTERPRET=1 the kernels run on the CPU")
-    return gpu
-
-
-def _device(gpu: Gpu) -> torch.device:
-    return torch.device("cpu") if gpu.is_interpreter else torch.device("cuda", torch.cuda.current_device())
-
-
-def _power_of_two(size: int) -> int:
-    """The smallest power of two that is not below `size`; 0 stays 0."""
-    return 1 << (size - 1).bit_length() if size else 0

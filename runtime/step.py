@@ -47,7 +47,7 @@ class Step:
         return launcher
 
     def _made(self, return_lse: bool) -> Launcher:
-        return self._attention.eager_launcher(self.lengths, return_lse)
+        return self._attention.launchers.eager(self.lengths, return_lse)
 
 
 class GraphPlan(Step):
@@ -72,4 +72,4 @@ class GraphPlan(Step):
         self._attention.use(self)
 
     def _made(self, return_lse: bool) -> Launcher:
-        return self._attention.graph_launcher(self._largest, return_lse)
+        return self._attention.launchers.for_graph(self._largest, return_lse)

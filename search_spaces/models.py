@@ -6,6 +6,7 @@ Presets hold the same field names as a `config.json`, so that one reader serves 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import cast
 
@@ -76,6 +77,19 @@ def model_layers(
         return {kind: _spec(_of_kind(config, kind), kind, tp, dtype, kv_dtype) for kind in kinds}
     except InputError as error:
         raise type(error)(f"model {name_or_path!r}: {error}") from error
+
+
+def layer_counts(name_or_path: str) -> dict[str, int]:
+    """How many attention layers of each kind a model has. Raises `ModelError` as `model_layers` does.
+
+    A config that says neither which layers there are nor how many counts as one of each kind.
+    """
+    config = load_config(name_or_path)
+    counts = Counter(_layer_kinds(config))
+    if counts.total() == 1:
+        # All layers are alike, and are not listed.
+        return {kind: integer(config, "num_hidden_layers", default=1) for kind in counts}
+    return dict(counts)
 
 
 def kind_of(spec: AttentionSpec) -> str:

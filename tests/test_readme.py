@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import statistics
@@ -46,11 +47,29 @@ def test_every_command_of_the_program_is_mentioned():
         assert re.search(rf"\b{name}\b", README), name
 
 
-def test_the_python_example_runs(tmp_path: Path):
-    (example,) = blocks("python")
-    environment = {"PYTHONPATH": ":".join(sys.path), "ATTENTION_TUNER_DB": str(tmp_path / "none.db"), "PATH": ""}
+LOOKUP, CALL, GRAPH = blocks("python")
+
+
+def output_of(example: str, folder: Path, **more: str) -> str:
+    environment = {"PATH": "", **more, "PYTHONPATH": ":".join(sys.path), "ATTENTION_TUNER_DB": str(folder / "none.db")}
     done = subprocess.run([sys.executable, "-c", example], env=environment, capture_output=True, text=True, check=False)
-    assert re.match(r"(heuristic|exact|bucket|neighbour) \w+:page_size=16,", done.stdout), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_lookup_runs(tmp_path: Path):
+    assert re.match(r"(heuristic|exact|bucket|neighbour) \w+:page_size=16,", output_of(LOOKUP, tmp_path))
+
+
+def test_the_call_runs(tmp_path: Path):
+    found = output_of(CALL, tmp_path, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    assert re.match(r"\w+:page_size=16,.* torch.Size\(\[7, 32, 128\]\)", found)
+
+
+@pytest.mark.gpu
+def test_the_graph_is_captured_and_replayed(tmp_path: Path):
+    # A compiler is needed, which the path names.
+    assert "torch.Size([7, 32, 128])" in output_of(CALL + GRAPH, tmp_path, **os.environ)
 
 
 def test_the_table_holds_what_was_recorded():

@@ -65,12 +65,14 @@ class Builds:
         self._jobs: dict[Code, CompileJob] = {}
         self._under_way: set[Code] = set()
 
-    def order(self, task: Task, variant: Variant) -> None:
-        """Have the code of `variant` compiled, unless it is or is going to be."""
+    def order(self, task: Task, variant: Variant) -> bool:
+        """Have the code of `variant` compiled, unless it is or is going to be; whether it is compiled for this."""
         code = _code(task.spec, variant)
-        if code not in self._done and code not in self._under_way:
+        is_new = code not in self._done and code not in self._under_way
+        if is_new:
             self._under_way.add(code)
             self.pool.submit(CompileJob(variant, task.spec, self._gpu, task.batch))
+        return is_new
 
     def collect(self, wait_s: float) -> None:
         """Take note of what was compiled; where nothing was, wait up to `wait_s` seconds for it."""

@@ -13,7 +13,15 @@ from typer.main import get_command
 
 from .. import __version__
 from ..kernel_templates.errors import InputError, TunerError
-from . import commands_machine, commands_record, commands_store, commands_tune, commands_variants
+from . import (
+    commands_machine,
+    commands_record,
+    commands_report,
+    commands_store,
+    commands_tune,
+    commands_variants,
+    commands_verify,
+)
 
 PROGRAM = "attention-tuner"
 INTERRUPTED = 130
@@ -36,12 +44,14 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     commands_store.lookup,
     commands_store.export,
     commands_store.import_,
+    commands_verify.verify,
     commands_record.record,
     commands_record.recording,
     commands_machine.doctor,
 )
 for command in _COMMANDS:
     app.command(name=command.__name__.rstrip("_"))(command)
+app.add_typer(commands_report.app, name="report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -59,6 +59,7 @@ class Wanted:
 def replay_recording(name: str, wanted: Wanted, settings: Settings, as_json: bool) -> None:
     """Search what is `wanted` of the recording called `name`, or at that path, and write what came of it."""
     from . import documents, report
+    from .progress import TuneProgress
     from .recording import Recording
     from .recording_report import print_replayed, replayed_document
     from .replay import replay
@@ -67,7 +68,7 @@ def replay_recording(name: str, wanted: Wanted, settings: Settings, as_json: boo
     recording = Recording.load(name)
     tasks = wanted.tasks(recording)
     of = f"recording {recording.grid} of {recording.gpu.name}, {recording.recorded_at[1][:10]}"
-    with report.TuneProgress(recording.gpu, f"replaying {of}: no GPU is used, and nothing is stored") as listener:
+    with TuneProgress(recording.gpu, f"replaying {of}: no GPU is used, and nothing is stored") as listener:
         found = replay(recording, tasks, settings, listener)
     if all(each.result.best is None for each in found):
         raise NothingValidError(f"no variant was timed in the {of}")

@@ -35,11 +35,7 @@ def show(
 
     wanted = request.layers(model, tp, dtype, spec, kv_dtype) if model or spec else None
     with Store.open(default_path() if db is None else db, create=False) as store:
-        configs = [
-            config for config in store.best_configs()
-            if (wanted is None or config.shape.spec in wanted)
-            and (gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower()))
-        ]
+        configs = request.stored(store.best_configs(), wanted, gpu)
         counts = store.trial_counts()
         reasons = store.failure_counts() if failures else None
         name = store.name
@@ -124,6 +120,10 @@ def export(
                         "cannot run any more.")] = False,
     provisional: Annotated[bool, typer.Option(
         "--provisional", help="Also configs that have not passed the full check.")] = False,
+    portfolio: Annotated[int | None, typer.Option(
+        "--portfolio", parser=options.whole_number, metavar="NUMBER",
+        help="Only so many compiled kernels for each layer and page size: those with which the tuned shapes lose "
+             "least, as report portfolio shows.", show_default="the best of each shape")] = None,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
@@ -138,17 +138,20 @@ def export(
     from ..db import Exported, Store, default_path, read_configs, write_configs
     from ..db.files import require_format
     from ..db.merge import Merge, merge_configs
-    from . import documents, report
+    from . import documents, portfolio_report, report
+    from .portfolio import portfolios_of, served_configs
 
     require_format(form)
+    if merge and portfolio is not None:
+        raise InputError(f"--portfolio {portfolio} does not go with --merge: what FILE holds would add kernels to it")
     before = read_configs(file) if merge and Path(file).expanduser().exists() else Exported([])
     with Store.open(default_path() if db is None else db, create=False) as store:
-        found = [
-            config for config in store.best_configs()
-            if gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower())
-        ]
+        found = request.stored(store.best_configs(), gpu=gpu)
         held = store.checked(before.configs)
         losses = store.losses()
+        portfolios = [] if portfolio is None else portfolios_of(store, found, portfolio, checked=not provisional)
+        if portfolio is not None:
+            found = served_configs(store, portfolios)
         name = store.name
     if not found:
         of = "" if gpu is None else f" of GPU {gpu!r}"
@@ -168,10 +171,12 @@ def export(
     quick = sum(not config.full_check for config in written)
     if json:
         report.print_json({"file": file, "configs": len(written), "kept": kept, "provisional": quick,
-                           "left_out": left_out, **documents.choices_document(result.choices)})
+                           "left_out": left_out, **documents.choices_document(result.choices),
+                           **portfolio_report.portfolios_document(portfolios)})
         return
     report.say(f"{len(written)} configs written to {file}" + (f", {kept} of which it held before" if kept else ""))
     report.note_choices(result.choices)
+    portfolio_report.print_portfolios(portfolios)
     if left_out:
         report.note(f"{left_out} provisional configs, which have passed the quick check only, were left out; run check "
                     "--full --best, or add them with --provisional")

@@ -58,6 +58,9 @@ def tune(
     seed: options.Seed = 0,
     sampler: Annotated[str, typer.Option(metavar="|".join(SAMPLERS), help="What chooses the variants to try.")]
         = DEFAULT_SAMPLER,
+    cross: Annotated[bool, typer.Option(
+        "--cross", help="Then try what won one batch on all others of its layer and page size: what report portfolio "
+                        "needs to know.")] = False,
     warm: options.Warm = False,
     eager: options.Eager = False,
     db: options.Database = None,
@@ -86,7 +89,7 @@ def tune(
         from .commands_replay import Wanted, replay_recording
 
         request.refuse_beside(
-            "--replay", from_misses=from_misses, gpu=gpu, db=db, warm=warm, eager=eager, dry_run=dry_run)
+            "--replay", from_misses=from_misses, gpu=gpu, db=db, warm=warm, eager=eager, dry_run=dry_run, cross=cross)
         has_layer = model or spec or tp != 1 or dtype or kv_dtype
         layers = request.layers(model, tp, dtype, spec, kv_dtype) if has_layer else ()
         wanted = Wanted(layers, batch or (), suite, page_size or ())
@@ -112,6 +115,7 @@ def tune(
         seed=seed,
         sampler=sampler,
         regime=request.regime(warm, eager),
+        cross=cross,
     )
     _name_kinds(model, specs)
     if dry_run:
@@ -162,6 +166,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
     from ..db.engine import shown_name
     from ..db.losses import measure_losses
     from . import documents, report
+    from .progress import TuneProgress
     from .tune import refuse_large, refuse_long
     from .tune import tune as search
 
@@ -176,7 +181,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
             foreign = _foreign(executor.uuid)
             ending_s = min(ENDING_S, ENDING_SHARE * (settings.seconds or math.inf))
             executor = replace(executor, aside_s=time.monotonic() - asked.begun + ending_s)
-            with report.TuneProgress(gpu) as listener:
+            with TuneProgress(gpu) as listener:
                 results = search(tasks, gpu, store, settings, executor, listener)
             if all(result.best is None for result in results):
                 raise NothingValidError(_why_nothing(gpu, settings, results))

@@ -137,6 +137,10 @@ def result_document(result: TaskResult, rates: Rates | None) -> Document:
         "compiling_share": share(result.compiling_seconds, result.seconds),
         "measured_per_second": result.measured_per_second,
         "discarded_blocks": result.discarded_blocks,
+        "compiles": result.compiles,
+        "shared_compiles": result.shared,
+        "crossed": result.crossed,
+        "cross_seconds": result.cross_seconds,
     }
 
 

@@ -18,6 +18,8 @@ from .search import Search
 SCREEN = 1.10
 # Through the interpreter a round of eight takes seconds, and the times are no GPU's.
 INTERPRETED_FINALISTS = 2
+# The most that one race takes: nine variants at 0.1 to 1 s each.
+RACE_LIMIT_S = 20.0
 # The race is judged after n, 2 n and 4 n rounds, and ends with the first clear verdict.
 LOOKS = 3
 

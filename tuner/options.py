@@ -38,6 +38,17 @@ def positive_seconds(text: str) -> float:
     raise typer.BadParameter(f"{text!r} cannot be used; accepted is a positive number of seconds")
 
 
+def percentage(text: str) -> float:
+    """The share in per cent that `text` is. Raises `typer.BadParameter`."""
+    try:
+        percent = float(str(text).removesuffix("%"))
+    except ValueError:
+        percent = math.nan
+    if 0 <= percent <= 100:
+        return percent
+    raise typer.BadParameter(f"{text!r} cannot be used; accepted is a number of per cent from 0 to 100")
+
+
 Model = Annotated[str | None, typer.Option(
     metavar="NAME|PATH", help="A preset such as llama-3-8b, or the path of a Hugging Face config.json.")]
 Spec = Annotated[str | None, typer.Option(

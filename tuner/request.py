@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import GpuError, InputError, SpecError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
-from ..kernel_templates.outcome import Regime
+from ..kernel_templates.outcome import BestConfig, Regime
 from ..kernel_templates.spec import DTYPES, FP8_DTYPES, AttentionSpec
 from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
@@ -52,6 +52,17 @@ def layers(
     return model_specs(model, tp, dtype, kv_dtype)
 
 
+def layer_counts(model: str | None, specs: Sequence[AttentionSpec]) -> dict[AttentionSpec, int]:
+    """How many layers of each of `specs` a model has, one each without a model."""
+    if model is None:
+        return dict.fromkeys(specs, 1)
+    from ..search_spaces.models import kind_of
+    from ..search_spaces.models import layer_counts as count
+
+    counts = count(model)
+    return {spec: counts[kind_of(spec)] for spec in specs}
+
+
 def refuse_beside(option: str, **others: object) -> None:
     """Raise `InputError` for the first of `others` that was given: options that do not go with `option`."""
     for name, value in others.items():
@@ -91,6 +102,17 @@ def default_batches(gpu: Gpu) -> tuple[Batch, ...]:
     return tuple(map(Batch.parse, INTERPRETER_BATCHES)) if gpu.is_interpreter else read_suite(DEFAULT_SUITE)
 
 
+def stored(
+    configs: Iterable[BestConfig], specs: Sequence[AttentionSpec] | None = None, gpu: str | None = None
+) -> list[BestConfig]:
+    """Those of `configs` that are of one of `specs` and of the GPU called `gpu`, None meaning any."""
+    return [
+        config for config in configs
+        if (specs is None or config.shape.spec in specs)
+        and (gpu is None or gpu.lower() in (config.gpu.name.lower(), config.gpu.slug.lower()))
+    ]
+
+
 def tasks(specs: Iterable[AttentionSpec], named: Iterable[Batch], pages: Iterable[int]) -> tuple[Task, ...]:
     """One task for each layer, batch and page size."""
     return tuple(Task(*each) for each in itertools.product(specs, named, pages))
@@ -122,6 +144,15 @@ def missed_tasks(path: str, gpu: Gpu) -> tuple[Task, ...]:
 def regime(warm: bool, eager: bool) -> Regime:
     """The regime to time in on a GPU: what is served, a captured graph on cold memory, where nothing else is asked."""
     return Regime("eager" if eager else "graph", "warm" if warm else "cold")
+
+
+def sampler(name: str) -> str:
+    """`name` when there is a sampler of that name. Imports Optuna. Raises `InputError`."""
+    from .study import SAMPLERS
+
+    if name not in SAMPLERS:
+        raise InputError(f"unknown sampler {name!r}; accepted are {', '.join(SAMPLERS)}")
+    return name
 
 
 def machine(name: str | None, others: Sequence[Gpu] = ()) -> Gpu:

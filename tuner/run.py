@@ -40,7 +40,7 @@ class Settings:
     `trials` variants are tried for each task, stored ones among them; `seconds`, if not None, is the wall time of the
     whole run. `ahead` is how many variants may be asked for before the first of them is measured, None meaning
     `AHEAD` for each process that compiles, `samples` how many times each is timed before the final race, and
-    `finalists` how many go there beside the default.
+    `finalists` how many go there beside the default. With `cross`, what won one task is then tried on the others.
     """
 
     trials: int = 30
@@ -51,6 +51,7 @@ class Settings:
     finalists: int = 8
     samples: int = 5
     regime: Regime = GRAPH
+    cross: bool = False
 
     def __post_init__(self) -> None:
         for name in ("trials", "ahead", "finalists", "samples"):
@@ -163,7 +164,9 @@ class TaskResult:
     trials that could not be reused, by reason. `baseline` is the default, or what stood in for it where that cannot
     run; `repeated` new trials have the code and launch of another, and its result. Of the wall time `seconds`, the GPU
     was measuring or checking for `measuring_seconds`, and every process of the compile pool was busy for
-    `compiling_seconds`. `discarded_blocks` of its races were run again, or given up, because the card drifted.
+    `compiling_seconds`. `discarded_blocks` of its races were run again, or given up, because the card drifted. Of its
+    variants' kernels, `compiles` were compiled for this task and `shared` had been for another one of the run.
+    `crossed` trials, which `tried` does not count, are of what won other tasks, and took `cross_seconds`.
     """
 
     task: Task
@@ -179,6 +182,10 @@ class TaskResult:
     measuring_seconds: float = 0.0
     compiling_seconds: float = 0.0
     discarded_blocks: int = 0
+    compiles: int = 0
+    shared: int = 0
+    crossed: int = 0
+    cross_seconds: float = 0.0
 
     @property
     def measured_per_second(self) -> float:

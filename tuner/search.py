@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -54,10 +55,11 @@ class Search:
 
     `same_as` names, for a variant with the code and launch of another, that other one: as far as one process measured
     both in this run, for nothing else remembers them. `unfit` are those of which it is known that they have no time.
-    `costs` is what trials took, and `newest` when the latest of the stored ones was made, as text.
+    `costs` is what trials took, and `newest` when the latest of the stored ones was made, as text. With `only`, these
+    are tried in their order, and nothing else is.
     """
 
-    def __init__(self, task: Task, run: Run) -> None:
+    def __init__(self, task: Task, run: Run, only: Sequence[Variant] | None = None) -> None:
         self.task = task
         self.run = run
         self.setting = Setting(task.spec, task.batch, task.page_size, run.gpu, run.regime)
@@ -69,15 +71,20 @@ class Search:
         self.newest = ""
         self.neighbours = neighbours(task, run)
         recording = run.executor.recording
-        self._valid = recording.variants(task) if recording else survey(
-            task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
-        self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
+        if only is not None:
+            self._valid = self._first = tuple(only)
+        else:
+            self._valid = recording.variants(task) if recording else survey(
+                task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
+            self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
         self._study = Study(self._valid, self._first, run.settings.sampler, run.settings.seed)
         self._proven: deque[Variant] = deque()
         self._asked = 0
         # Asked for: compiled, or still to be.
         self._ready: deque[Variant] = deque()
         self._waiting: list[Variant] = []
+        # Of those, what is compiled for this search.
+        self._ordered: set[Variant] = set()
         self._flight: Flight | None = None
         self._is_over = False
         self._best_ms: float | None = None
@@ -96,6 +103,20 @@ class Search:
             result.reused += 1
         result.outdated = run.store.outdated_trials(self.setting, run.executor.environment_of)
 
+    def look_around(self) -> None:
+        """See what is known of other batches by now, and leave some trials to what did well there.
+
+        Called before the first variants are asked for, so that these trials are left, and again when the search begins.
+        """
+        known, self.neighbours = self.neighbours, neighbours(self.task, self.run)
+        self._study.prefer([variant for variant in self.neighbours if variant not in known])
+        self._study.expect(log_ratios(self.task, self.run))
+        made = self.result.reused - self.result.skipped
+        to_come = sum(variant not in self.timed and variant not in self.unfit for variant in self._first)
+        share = int(PROVEN_SHARE * (self.run.settings.trials - made - to_come))
+        left = self.run.settings.trials - self._trials
+        self._proven = deque(proven(self.task, self.run)[: max(0, min(share, left))])
+
     def ask_ahead(self) -> None:
         """Ask until enough variants are on their way to be compiled, or all trials; one that is skipped is no trial."""
         while (
@@ -109,7 +130,8 @@ class Search:
             if self.run.builds is None:
                 self._ready.append(variant)
             else:
-                self.run.builds.order(self.task, variant)
+                if self.run.builds.order(self.task, variant):
+                    self._ordered.add(variant)
                 self._waiting.append(variant)
 
     def explore(self, deadline: float) -> None:
@@ -119,7 +141,7 @@ class Search:
         """
         late = min(self.run.deadline, deadline + OVERRUN_S)
         self.run.listener.started(self.task, len(self._valid), self.result.reused)
-        self._look_around()
+        self.look_around()
         self.ask_ahead()
         if self._ready or self._waiting or self._proven:
             self._prepare(late)
@@ -163,16 +185,6 @@ class Search:
         """How many trials were made or will be, of those asked for so far."""
         return self.result.reused + self._asked - self.result.skipped
 
-    def _look_around(self) -> None:
-        """See what is known of other batches now, and leave some trials to what did well there."""
-        known, self.neighbours = self.neighbours, neighbours(self.task, self.run)
-        self._study.prefer([variant for variant in self.neighbours if variant not in known])
-        self._study.expect(log_ratios(self.task, self.run))
-        made = self.result.reused - self.result.skipped
-        to_come = sum(variant not in self.timed and variant not in self.unfit for variant in self._first)
-        free = self.run.settings.trials - made - to_come
-        self._proven.extend(proven(self.task, self.run)[: max(0, int(PROVEN_SHARE * free))])
-
     def _prepare(self, deadline: float) -> None:
         """Have the worker started and all made that measurements share, while the first variants are compiled."""
         executor, job = self.run.executor, PrepareJob(self.task, self.run.settings.seed, self.run.regime)
@@ -194,7 +206,10 @@ class Search:
         builds.collect(wait_s)
         waiting, self._waiting = self._waiting, []
         for variant in waiting:
-            match builds.result(self.task, variant):
+            compiled = builds.result(self.task, variant)
+            self.result.compiles += compiled is not None and variant in self._ordered
+            self.result.shared += compiled is not None and variant not in self._ordered
+            match compiled:
                 case None:
                     self._waiting.append(variant)
                 case Failed() as failed:
@@ -234,6 +249,7 @@ class Search:
             # One that was tried or asked for already leaves its trial to the sampler.
             if self._study.claim(variant := self._proven.popleft()):
                 self._asked += 1
+                self.result.shared += 1
                 return variant
         return None
 

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 
-from ..db.records import Setting, utc_now
+from ..db.records import Setting
 from ..db.store import Store
-from ..kernel_templates.batch import Shape, minimum_traffic
+from ..kernel_templates.batch import minimum_traffic
 from ..kernel_templates.device import present_memory_bytes
-from ..kernel_templates.errors import InputError, StoreError, TunerError
+from ..kernel_templates.errors import InputError, TunerError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
-from ..kernel_templates.outcome import BestConfig, Verdict
-from ..kernel_templates.variant import Variant
-from .builds import Builds
-from .card import card_state
-from .final import SCREEN, Final
+from ..kernel_templates.outcome import Verdict
+from .best import is_newest, keep, stored_best
+from .cross import CROSS_SHARE, cross
+from .final import RACE_LIMIT_S, Final
 from .forecast import FEWEST_TRIALS, fewest_seconds
 from .run import Executor, Listener, Run, Settings, TaskResult
+from .running import running
 from .search import Search
 from .task import Task
 
-# Of a task's time, what is kept for its final race, and the most that one takes: nine variants at 0.1 to 1 s each.
+# Of a task's time, what is kept for its final race.
 RACE_SHARE = 0.25
-RACE_LIMIT_S = 20.0
 
 
 def tune(
@@ -48,30 +46,14 @@ def tune(
     """
     if executor.recording is None:
         _refuse(tasks, gpu, settings)
-    seconds = math.inf if settings.seconds is None else settings.seconds
-    deadline = executor.clock() + seconds - executor.aside_s
-    try:
-        card = {"uuid": executor.uuid, "start": _card_state(executor)}
-        processes = executor.pool and executor.pool.processes
-        run_id = store.start_run({**settings.as_json(), "processes": processes, "card": card})
-        builds = None if executor.pool is None else Builds(executor.pool, gpu)
-        run = Run(gpu, store, settings, executor, listener or Listener(), run_id, deadline, builds)
-        searches = Searches(tasks, run)
-        results = [_tune(searches, run, len(tasks) - index) for index in range(len(tasks))]
-        try:
-            store.finish_run(run_id, {"card": {**card, "end": _card_state(executor)}})
-        except StoreError as error:
-            # All results are stored and can still be shown.
-            warnings.warn(f"the card's state at the end of the run is not stored: {error}", stacklevel=2)
+    with running(gpu, store, settings, executor, listener) as run:
+        share = CROSS_SHARE if settings.cross else 0.0
+        first = replace(run, deadline=executor.clock() + (1 - share) * run.seconds_left)
+        searches = Searches(tasks, first)
+        results = [_tune(searches, first, len(tasks) - index) for index in range(len(tasks))]
+        if settings.cross:
+            cross(results, run)
         return results
-    except BaseException:
-        executor.close()
-        raise
-
-
-def _card_state(executor: Executor) -> dict[str, object] | None:
-    state = None if executor.uuid is None else card_state(executor.uuid)
-    return None if state is None else asdict(state)
 
 
 class Searches:
@@ -90,6 +72,7 @@ class Searches:
         if task is not None:
             self._next = Search(task, self._run)
             self._next.reuse()
+            self._next.look_around()
             self._next.ask_ahead()
 
     def take(self) -> Search:
@@ -133,78 +116,19 @@ def _find(search: Search, search_end: float, deadline: float, meanwhile: Callabl
         result.baseline = search.baseline
         if result.baseline is None:
             return
-        stored = _stored(search, result.baseline)
-        if stored is not None and stored.verdict is not Verdict.AMBIGUOUS and _is_newest(stored, search):
+        stored = stored_best(search, result.baseline)
+        if stored is not None and stored.verdict is not Verdict.AMBIGUOUS and is_newest(stored, search):
             result.best = stored
             return
         final = Final(search, result.baseline)
         final.decide(min(deadline, executor.clock() + RACE_LIMIT_S), meanwhile)
-        result.best, result.baseline = _keep(search, final), search.baseline
+        result.best, result.baseline = keep(search, final), search.baseline
     except BaseException:
         if search.baseline is not None:
             # It may be the store that failed.
             with contextlib.suppress(TunerError):
-                _keep(search, final or Final(search, search.baseline))
+                keep(search, final or Final(search, search.baseline))
         raise
-
-
-def _stored(search: Search, baseline: Variant) -> BestConfig | None:
-    """The best config stored for the task, if it holds: it was timed as `baseline` was now, and has not failed."""
-    run, task = search.run, search.task
-    shape = Shape.of(task.spec, task.batch)
-    for config in run.store.best_configs(
-        spec=shape.spec, bucket=shape.bucket, page_size=task.page_size, gpu_name=run.gpu.name,
-        regime=search.timed[baseline].regime,
-    ):  # fmt: skip
-        is_same = config.batch == str(task.batch) and config.gpu.num_sms == run.gpu.num_sms
-        if (
-            is_same
-            and config.variant not in search.unfit
-            and config.environment == run.executor.environment_of(config.variant.template, run.gpu)
-        ):
-            return config
-    return None
-
-
-def _is_newest(stored: BestConfig, search: Search) -> bool:
-    """Whether nothing was tried since `stored` was decided."""
-    return not search.result.tried and search.newest <= stored.measured_at
-
-
-def _stays(stored: BestConfig, search: Search, final: Final, decision: tuple[Variant, Verdict]) -> bool:
-    """Whether `stored` is kept: it did not race, so that only what is clearly better by the search's times beats it."""
-    variant, verdict = decision
-    if final.has_raced(stored.variant):
-        return False
-    if stored.verdict is Verdict.AMBIGUOUS and verdict is not Verdict.AMBIGUOUS:
-        return False
-    known = search.timed.get(stored.variant, stored.timing)
-    return known.median_ms <= SCREEN * search.timed[variant].median_ms
-
-
-def _keep(search: Search, final: Final) -> BestConfig | None:
-    """Store what `final` decided, unless a stored best config stays; the one that is stored then."""
-    run, task = search.run, search.task
-    if final.decision is None:
-        return None
-    variant, verdict = final.decision
-    stored = _stored(search, final.baseline)
-    if stored is not None and _stays(stored, search, final, final.decision):
-        return stored
-    best = BestConfig(
-        shape=Shape.of(task.spec, task.batch),
-        gpu=run.gpu,
-        variant=variant,
-        timing=final.timings[variant],
-        default_timing=final.timings[final.baseline],
-        verdict=verdict,
-        full_check=False,
-        environment=run.executor.environment_of(variant.template, run.gpu),
-        batch=str(task.batch),
-        measured_at=utc_now(),
-    )
-    run.store.put_best(best)
-    return best
 
 
 def _refuse(tasks: Sequence[Task], gpu: Gpu, settings: Settings) -> None:

@@ -18,6 +18,8 @@ from ..kernel_templates.template import why_invalid
 from ..kernel_templates.variant import Variant
 from .run import Progress, Reason, TaskResult
 
+# Parts of a run whose cost is compared.
+PARTS = 4
 # A batch whose text is longer than this is shortened.
 BATCH_WIDTH = 44
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
@@ -158,6 +160,32 @@ def shares(results: Sequence[TaskResult]) -> str:
     twins = f", {repeated} of them by the result of a variant with the same code and launch" if repeated else ""
     return (f"variants were measured or checked for {measuring / wall:.0%} of the time and all compiling processes "
             f"were busy for {compiling / wall:.0%}; {tried / wall:.1f} variants a second{twins}")
+
+
+def cost_cells(results: Sequence[TaskResult]) -> list[tuple[str, ...]]:
+    """What a shape cost, by parts of a run in its order: shapes, and means of seconds, trials and kernels.
+
+    Shapes of which all was known before are not counted. Nothing for fewer than two, or where none was compiled for.
+    """
+    new = [result for result in results if result.tried]
+    if len(new) < 2 or not any(result.compiles for result in new):
+        return []
+    size = math.ceil(len(new) / PARTS)
+    rows: list[tuple[str, ...]] = []
+    for start in range(0, len(new), size):
+        part = new[start:start + size]
+        sums = [sum(getattr(each, name) for each in part) for name in ("seconds", "tried", "compiles", "shared")]
+        shapes = f"{start + 1}-{start + len(part)}" if len(part) > 1 else f"{start + 1}"
+        rows.append((shapes, *(f"{total / len(part):.1f}" for total in sums)))
+    return rows
+
+
+def crossing(results: Sequence[TaskResult]) -> str:
+    """What was tried of the winners of other tasks; nothing where that was not asked for."""
+    crossed, taken = (sum(getattr(result, name) for result in results) for name in ("crossed", "cross_seconds"))
+    if not taken:
+        return ""
+    return f"what won one batch was tried on the others: {counted(crossed, 'more trial')} in {seconds(taken)}"
 
 
 def unused(outdated: Counter[str]) -> list[str]:

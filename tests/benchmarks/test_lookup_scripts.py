@@ -12,11 +12,13 @@ from types import ModuleType
 
 import pytest
 
-from attention_tuner.db import Setting, Store, TrialRecord, export_json, shipped_configs
+from attention_tuner.db import Setting, Store, TrialRecord, export_json, read_configs, shipped_configs
 from attention_tuner.db.answer import REACH
+from attention_tuner.db.losses import leave_one_out
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.outcome import BestConfig, Check, Timed, Timing
+from attention_tuner.kernel_templates.outcome import BestConfig, Check, Regime, Timed, Timing
 from attention_tuner.search_spaces.suites import named_batches
+from attention_tuner.tuner.jobs import RaceJob, RaceResult
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -98,8 +100,56 @@ def test_what_is_lost_is_told_for_every_reach(
     assert (rows[REACH]["sources"], rows[REACH]["never_timed"]) == ({"neighbour": 2}, 0)
     assert (rows[REACH]["median"], rows[REACH]["worst"]) == pytest.approx((0.015, 0.02))
     assert sorted(row["loss"] for row in found["shapes"]) == pytest.approx([0.01, 0.02])
+    assert found["least_default_over_answer"] is None
     assert found["losses"] == [
         {"gpu_name": "NVIDIA H200", "source": "neighbour", "upto": 2.0, "shapes": 2, "loss": pytest.approx(0.015)}]
+
+
+class Races:
+    """Stands in for the processes of a race: every entrant takes so many milliseconds as it came in."""
+
+    racer = None
+    asked: list[RaceJob]
+
+    def __init__(self) -> None:
+        self.worker, self.asked = self, []
+
+    def submit(self, job: RaceJob, limit_s: float) -> Races:
+        self.asked.append(job)
+        return self
+
+    def result(self) -> RaceResult:
+        regime = Regime("graph")
+        timings = {v: Timing((float(n),) * 8, regime) for n, v in enumerate(self.asked[-1].variants, 1)}
+        return RaceResult(timings)
+
+    def close(self) -> None:
+        self.asked.append(self.asked[-1])
+
+
+@using("leave_one_out")
+def test_an_answer_races_against_the_best_and_the_default(script: ModuleType, database: str, tmp_path: Path) -> None:
+    configs = read_configs(tmp_path / "configs.json").configs
+    left_out = leave_one_out(configs, script.trial_times([database], configs).__getitem__)
+    races = Races()
+    found = script.raced(left_out[0], 8, races)
+    served, best, default = races.asked[0].variants
+    assert (served, best) == (left_out[0].answer.variant, left_out[0].config.variant)
+    assert default == script.default_of(left_out[0].config)
+    assert (found["over_best"]["median"], found["over_default"]["median"]) == pytest.approx((-1 / 2, -2 / 3))
+    assert (found["failed"], list(found["samples_ms"])) == ({}, [v.key() for v in (served, best, default)])
+
+
+@using("buckets")
+def test_the_winners_of_a_wide_bucket_race(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database: str
+) -> None:
+    configs = read_configs(tmp_path / "configs.json").configs
+    monkeypatch.setattr(script, "command_executor", lambda gpu: Races())
+    times = script.measured(configs, configs[0].gpu, 8)
+    assert [list(times[config].values()) for config in configs] == [[1.0, 2.0]] * 2
+    assert [next(iter(times[config])) for config in configs] == [config.variant for config in configs]
+    assert [row["loss"] for row in script.losses(configs, times, 4.0)] == [1.0, 1.0]
 
 
 @using("leave_one_out")

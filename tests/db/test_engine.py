@@ -5,8 +5,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
-from attention_tuner.db.engine import WRITES, make_engine, shown_name, sqlite_path, translated
+from attention_tuner.db.engine import WRITES, default_path, make_engine, shown_name, sqlite_path, translated
 from attention_tuner.kernel_templates.errors import StoreError
+
+
+def test_the_default_is_in_the_users_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("ATTENTION_TUNER_DB", raising=False)
+    assert Path(default_path()).name == "tuner.db"
+    assert "attention-tuner" in default_path()
+    monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "mine.db"))
+    assert default_path() == str(tmp_path / "mine.db")
 
 
 def test_paths_and_sqlite_urls_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

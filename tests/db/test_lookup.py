@@ -12,6 +12,7 @@ from attention_tuner.db import (
     Chain,
     Exported,
     Store,
+    default_table,
     export_json,
     load_table,
     lookup,
@@ -60,6 +61,15 @@ def test_the_users_database_answers_and_is_read_once(database: Path, make_config
         store.put_best(replace(config, variant=config.variant.replace(waves=4)))
     assert lookup(*asked).variant == config.variant
     assert load_table().lookup(*asked).variant == config.variant.replace(waves=4)
+
+
+def test_what_was_asked_of_the_default_table_can_be_counted(database: Path, make_config: Make):
+    config = make_config()
+    for _ in range(3):
+        lookup(config.shape.spec, BATCH, 16, config.gpu)
+    assert default_table(config.gpu).coverage().counts["heuristic"] == 3
+    assert default_table(config.gpu).id == load_table(gpu=config.gpu).id
+    assert default_table(replace(config.gpu, name="NVIDIA H100")).coverage().misses == ()
 
 
 def test_a_config_measured_with_what_is_here_is_fresh(database: Path, make_config: Make):

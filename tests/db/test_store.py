@@ -16,16 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from attention_tuner.db import Setting, Store, TrialRecord, default_path
+from attention_tuner.db import Setting, Store, TrialRecord
 from attention_tuner.db.migrate import MIGRATIONS
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import StoreError
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import (
     BestConfig,
+    CaseResult,
     Check,
     Environment,
     Failed,
+    FullCheck,
     Regime,
     Skipped,
     Timed,
@@ -68,14 +70,6 @@ def unprivileged() -> Iterator[None]:
 
 
 # Where it is, and what cannot be opened
-
-
-def test_the_default_is_in_the_users_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.delenv("ATTENTION_TUNER_DB", raising=False)
-    assert Path(default_path()).name == "tuner.db"
-    assert "attention-tuner" in default_path()
-    monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "mine.db"))
-    assert default_path() == str(tmp_path / "mine.db")
 
 
 def test_folders_are_made_and_the_file_is_in_wal_mode(tmp_path: Path):
@@ -203,6 +197,26 @@ def test_the_latest_trial_of_each_variant_is_reused(store: Store, make_trial: Ca
         ("wrong", "", "wrong result"): 1, ("failed", "compile", "no"): 1, ("failed", "time", "hung"): 1,
         ("skipped", "", "too long"): 1,
     }
+
+
+def test_all_trials_of_a_layer_and_page_size_are_given_whatever_they_were_measured_with(
+    store: Store, make_trial: Callable[..., TrialRecord], setting: Setting
+):
+    run_id = store.start_run({})
+    first = make_trial(run_id=run_id)
+    other = replace(first, setting=replace(setting, batch=Batch.parse("3x1@9")))
+    later = replace(first, environment=replace(NOW, driver="590.2"))
+    smaller = replace(first, setting=replace(setting, gpu=replace(setting.gpu, num_sms=114)))
+    for record in (first, other, later, smaller):
+        store.add_trial(record)
+    assert store.trials(setting.spec, setting.page_size, setting.gpu) == [first, other, later]
+    assert store.trials(setting.spec, setting.page_size, setting.gpu, "3x1@9") == [other]
+    assert store.trials(setting.spec, 2 * setting.page_size, setting.gpu) == []
+    failed = FullCheck(setting.spec, first.outcome.variant, setting.gpu.name, first.environment,
+                       (CaseResult("large logits", "failed", 2.0, "row 3"),), "2026-12-01T00:00:00+00:00")
+    store.put_full_check(failed)
+    kinds = [type(trial.outcome) for trial in store.trials(setting.spec, setting.page_size, setting.gpu)]
+    assert kinds == [Wrong, Wrong, Timed]
 
 
 @pytest.mark.parametrize("change", [

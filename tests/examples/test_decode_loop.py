@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "decode_loop.py"
 
 
 def run(environment: dict[str, str]) -> str:
-    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", **environment}
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), **environment}
     done = subprocess.run([sys.executable, str(EXAMPLE)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -14,6 +14,12 @@ def test_on_the_host_the_array_is_the_buffer():
     assert upload.buffer.data_ptr() == place
 
 
+def test_a_buffer_made_in_inference_mode_can_be_written_outside():
+    with torch.inference_mode():
+        upload = Upload(6, "cpu")
+    upload.buffer.fill_(1)
+
+
 @pytest.mark.gpu
 def test_what_is_planned_ahead_of_the_device_arrives_in_its_turn():
     upload = Upload(1 << 16, "cuda")

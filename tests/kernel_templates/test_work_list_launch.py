@@ -9,7 +9,8 @@ from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.launch import Launcher, make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.kernel_templates.template import templates
+from attention_tuner.kernel_templates.variant import Value, Variant
 from attention_tuner.kernel_templates.work_list_launch import indexed
 from attention_tuner.tuner.check import Checker
 
@@ -231,3 +232,22 @@ def test_a_device_is_named_as_tensors_name_it():
 @pytest.mark.gpu
 def test_the_current_gpu_is_named_as_tensors_name_it():
     assert indexed("cuda") == torch.empty(1, device="cuda").device
+
+
+@pytest.mark.parametrize(("name", "one", "other"), [
+    ("persistent", {"programs_per_sm": 1}, {"programs_per_sm": 2}),
+    ("gluon_hopper", {"dispatch": "grid"}, {"dispatch": "persistent"}),
+    ("two_launch", {"waves": 1}, {"waves": 2}),
+])
+def test_launches_of_different_grids_have_different_keys(
+    name: str, one: dict[str, Value], other: dict[str, Value]
+):
+    template, batch, gpu = templates()[name], Batch.parse("1x512@3584,31x1@4095"), TARGETS["sm_90"]
+    values = {dimension.name: dimension.choices[0] for dimension in template.dimensions}
+    spec = AttentionSpec(32, 8, 128)
+    keys: list[str] = []
+    for changes in (one, other):
+        launcher = make_launcher(Variant.of(name, 16, {**values, "waves": 1, **changes}), spec, gpu)
+        launcher.plan(batch, "cpu")
+        keys.append(launcher.launch_key())
+    assert keys[0] != keys[1]

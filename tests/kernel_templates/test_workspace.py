@@ -12,6 +12,12 @@ def test_what_is_taken_together_does_not_overlap():
     assert second.data_ptr() % 16 == 0
 
 
+def test_what_is_taken_in_inference_mode_can_be_written_outside():
+    with torch.inference_mode():
+        (taken,) = Workspace().take((((3,), torch.float32),), "cpu")
+    taken.fill_(1)
+
+
 def test_takers_share_one_buffer_until_it_grows_and_then_keep_what_they_have():
     workspace = Workspace()
     (large,) = workspace.take((((100,), torch.float32),), "cpu")

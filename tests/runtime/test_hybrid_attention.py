@@ -16,7 +16,8 @@ from attention_tuner.kernel_templates.launch import Tensors
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import templates
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.runtime.hybrid_attention import HybridAttention, from_default_table
+from attention_tuner.runtime.hybrid_attention import HybridAttention
+from attention_tuner.runtime.launchers import from_default_table
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -146,17 +147,17 @@ def test_variants_share_one_workspace_which_does_not_grow_again():
             checker = checker_of(text)
             plan(attention, text)
             assert checker.judge(run(attention, checker.tensors)).passed
-        launchers = attention._launchers.values()  # pyright: ignore
+        launchers = attention.launchers._eager.values()  # pyright: ignore
         places.append({launcher.workspaces()[0].data_ptr() for launcher in launchers})
     assert len(places[-1]) == 1
     assert places[1] == places[2]
-    assert attention._workspace.generation <= 2  # pyright: ignore
+    assert attention.launchers.workspace.generation <= 2  # pyright: ignore
 
 
 def test_an_eager_step_launches_no_more_programs_than_it_has_items():
     attention = made(choose=lambda *_: SPLIT)
     plan(attention, "1x1@20")
-    (launcher,) = attention._launchers.values()  # pyright: ignore
+    (launcher,) = attention.launchers._eager.values()  # pyright: ignore
     plan(attention, "4x1@20")
     plan(attention, "1x1@20")
     assert launcher._num_items == 2  # pyright: ignore
@@ -164,17 +165,18 @@ def test_an_eager_step_launches_no_more_programs_than_it_has_items():
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_run_compiles_as_one_operator_and_is_not_compiled_again_for_another_plan(backend: str):
-    attention = made()
+    spec = AttentionSpec(4, 2, 64, "float16", has_sinks=True)
+    attention = made(spec)
 
     def layer(t: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = attention.run(t.q * 1, t.k_cache, t.v_cache, t.block_table, return_lse=True)
+        out, lse = attention.run(t.q * 1, t.k_cache, t.v_cache, t.block_table, return_lse=True, sinks=t.sinks)
         return out * 1, lse
 
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     with torch.no_grad():
         for text in ("3x1@40", "1x3@41,2x0@41"):
-            checker = checker_of(text, lse=True)
+            checker = checker_of(text, spec, lse=True)
             plan(attention, text)
             with torch.compiler.set_stance("default" if text == "3x1@40" else "fail_on_recompile"):
                 assert checker.judge(*compiled(checker.tensors)).passed
@@ -189,7 +191,11 @@ def test_one_default_variant_serves_as_well():
 
 
 
+# Inductor imports what torch itself calls deprecated.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.gpu
+# Of what inductor imports.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_run_compiles_with_inductor_on_a_gpu():
     attention = HybridAttention(GPU_SPEC, 16, 1024, 64)
 

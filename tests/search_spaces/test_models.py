@@ -11,7 +11,7 @@ import pytest
 from attention_tuner.kernel_templates.errors import ModelError, SpecError
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.search_spaces.config import load_config, preset_names
-from attention_tuner.search_spaces.models import kind_of, model_layers, model_specs
+from attention_tuner.search_spaces.models import kind_of, layer_counts, model_layers, model_specs
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -297,3 +297,15 @@ def test_a_config_without_what_is_needed(write: Write, changes: dict[str, Any], 
 def test_heads_that_cannot_exist(write: Write) -> None:
     with pytest.raises(SpecError, match="8 query heads are not divisible by 3 KV heads"):
         model_specs(write(num_key_value_heads=3))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_all_layers_of_a_preset_are_counted(name: str) -> None:
+    counts = layer_counts(name)
+    assert sum(counts.values()) == PUBLISHED[name][3]
+    assert tuple(counts) == tuple(model_layers(name))
+
+
+def test_a_config_that_does_not_say_how_many_layers_there_are_counts_one_of_each_kind(write: Write) -> None:
+    assert layer_counts(write()) == {FULL: 6}
+    assert layer_counts(write(num_hidden_layers=None)) == {FULL: 1}

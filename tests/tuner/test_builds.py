@@ -59,3 +59,11 @@ def test_what_is_forgotten_can_be_ordered_again_and_what_is_being_compiled_need_
     pool.clock.spend(1)
     builds.collect(0)
     assert builds.result(TASK, DEFAULT) == builds.result(TASK, other) == FACTS
+
+
+def test_it_is_said_for_whom_a_kernel_is_compiled() -> None:
+    builds = Builds(FakePool(Clock()), GPU)
+    assert builds.order(TASK, DEFAULT)
+    assert not builds.order(TASK, DEFAULT)
+    assert not builds.order(SAME_LAYER, TWIN)
+    assert builds.order(OTHER_LAYER, DEFAULT)

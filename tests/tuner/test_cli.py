@@ -16,8 +16,11 @@ from typer.testing import CliRunner
 from attention_tuner.kernel_templates.errors import NothingValidError
 from attention_tuner.tuner import cli
 
-COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "record", "recording",
-            "doctor")
+COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "verify", "record", "recording",
+            "doctor", "report")
+REPORTS = ("portfolio", "pages")
+# What does something, and not only names commands of its own.
+LEAVES = (*(name for name in COMMANDS if name != "report"), *(f"report {name}" for name in REPORTS))
 LAYER = ("--spec", SPEC.key())
 
 # One mistake a line: the command, and what its message has to name.
@@ -75,9 +78,34 @@ MISTAKES = [
     ("lookup --spec x=1 --batch 1x1@1", "'x=1'"),
     ("export out.json --db nowhere.db", "nowhere.db"),
     ("export", "FILE"),
+    ("export out.json --portfolio 0", "'0'"),
+    ("export out.json --portfolio 8 --merge", "--merge"),
+    ("report frobnicate", "'frobnicate'"),
+    ("report portfolio --db nowhere.db", "nowhere.db"),
+    ("report portfolio --kernels 0", "'0'"),
+    ("report portfolio --most -1", "'-1'"),
+    ("report portfolio --within 101", "'101'"),
+    ("report portfolio --within nan", "'nan'"),
+    ("report portfolio --model llama-9", "'llama-9'"),
+    ("report pages", "--model"),
+    ("report pages --model llama-3-8b --db nowhere.db", "nowhere.db"),
+    ("report pages --model llama-3-8b --suite nothing", "'nothing'"),
+    ("report pages --model llama-3-8b --page-size 16,17", "'17'"),
+    ("report pages --model llama-3-8b --lengths nowhere.txt", "nowhere.txt"),
+    ("report pages --model llama-3-8b --lengths note.txt", "note.txt"),
+    ("report pages --model llama-3-8b --within much", "'much'"),
+    ("report pages --model llama-3-8b --tp 7", "7 GPUs"),
     ("import nowhere.json --db new.db", "nowhere.json"),
     ("import other.json --db new.db", "99"),
     ("import config.json --db new.db", "config.json"),
+    ("verify --gpu interpreter --db nowhere.db", "nowhere.db"),
+    ("verify --gpu interpreter --db foreign.db", "foreign.db"),
+    ("verify --gpu sm_90 --db nowhere.db", "'sm_90'"),
+    ("verify --trials 5", "--retune"),
+    ("verify --retune --trials x", "'x'"),
+    ("verify --seconds 0", "'0'"),
+    ("verify --model llama-9", "'llama-9'"),
+    ("verify --tp 2 --spec num_q_heads=8,num_kv_heads=1,head_dim=128", "--tp 2"),
     ("doctor --db postgresql:/x://", "URL"),
     ("doctor --db=", "is empty"),
     ("show --db=", "is empty"),
@@ -95,16 +123,19 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
 
 
 def help_of(name: str) -> str:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [name, "--help"], prog_name=cli.PROGRAM)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*name.split(), "--help"], prog_name=cli.PROGRAM)
     assert result.exit_code == 0
     return result.stdout
 
 
 def test_the_commands_are_these() -> None:
-    assert tuple(get_command(cli.app).commands) == COMMANDS  # pyright: ignore
+    commands = get_command(cli.app).commands  # pyright: ignore
+    assert tuple(commands) == COMMANDS
+    assert tuple(commands["report"].commands) == REPORTS
+    assert help_of("report").count("Example:") == 1
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", LEAVES)
 def test_every_command_has_a_help_with_an_example_of_itself(name: str) -> None:
     text = help_of(name)
     example = re.search(rf"Example:\n +{cli.PROGRAM} {name}(.*)\n", text)
@@ -113,9 +144,11 @@ def test_every_command_has_a_help_with_an_example_of_itself(name: str) -> None:
         assert f"{option} " in text.replace(example[0], ""), option
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", LEAVES)
 def test_every_option_of_a_command_has_a_help(name: str) -> None:
-    command = get_command(cli.app).commands[name]  # pyright: ignore
+    command = get_command(cli.app)
+    for word in name.split():
+        command = command.commands[word]  # pyright: ignore
     for parameter in command.params:
         assert parameter.help, parameter.name
 

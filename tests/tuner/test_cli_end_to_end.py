@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -80,3 +82,40 @@ def test_ctrl_c_ends_within_seconds_and_keeps_every_finished_trial(environment: 
     assert "Traceback" not in err
     assert "goes on from there" in err.splitlines()[-1]
     assert run(environment, "show")["trials"]["timed"] >= 1
+
+
+def test_what_was_tuned_with_another_driver_is_verified_and_tuned_anew(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    run(environment, *TUNE, "--batch", BATCHES[1], "--trials", "3", "--cross")
+    with contextlib.closing(sqlite3.connect(tmp_path / "tuned.db")) as connection, connection:
+        for table in ("trials", "best_configs"):
+            connection.execute(f"update {table} set triton = 'before'")
+    arguments = ("verify", *LAYER, "--gpu", "interpreter", "--retune", "--trials", "4")
+    found = run(environment, *arguments)
+    (verified,) = found["verified"]
+    assert verified["state"] in ("held", "changed", "beaten")
+    assert (verified["retuned"] is None) == (verified["state"] == "held")
+    again = run(environment, *arguments)
+    assert (again["verified"], again["fresh"]) == ([], 1)
+    assert run(environment, "report", "portfolio", *LAYER)["groups"][0]["shapes"] == 1
+
+
+@pytest.mark.gpu
+def test_a_suite_is_crossed_and_verified_on_a_gpu(environment: dict[str, str], tmp_path: Path) -> None:
+    layer = ("--spec", "num_q_heads=32,num_kv_heads=8,head_dim=128")
+    batches = ("1x512@4096,7x1@2048", "16x1@4096", "64x1@512", "4x6@8000")
+    asked = [word for batch in batches for word in ("--batch", batch)]
+    tuned = run(environment, "tune", *layer, *asked, "--page-size", "16,128", "--trials", "10", "--cross")
+    assert all(result["best"] is not None for result in tuned["results"])
+    assert sum(result["crossed"] for result in tuned["results"]) > 0
+    assert sum(result["shared_compiles"] for result in tuned["results"]) > 0
+    for group in run(environment, "report", "portfolio", *layer, "--kernels", "2")["groups"]:
+        assert (group["shapes"], group["portfolio"]["shapes"]) == (4, 4)
+        assert group["left_out"]["judged"] >= 2
+    (pages,) = run(environment, "report", "pages", *layer)["comparisons"]
+    assert len(pages["batches"]) == 4
+    # Nothing has changed, and most winners are still what nothing beats.
+    states = run(environment, "verify", *layer, "--all", "--retune", "--trials", "10")["states"]
+    assert states.get("held", 0) >= 4, states
+    assert not states.get("undecided"), states

@@ -67,6 +67,7 @@ def test_the_document_is_the_same_for_the_same_seed(lines: Lines, file: str) -> 
         (("--gpu", "sm_90"), "--gpu does not go with --replay"),
         (("--warm",), "--warm does not go with --replay"),
         (("--dry-run",), "--dry-run does not go with --replay"),
+        (("--cross",), "--cross does not go with --replay"),
     ],
 )
 def test_what_is_not_recorded_is_refused_in_one_sentence(

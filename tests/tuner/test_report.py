@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import io
 import json
-import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_samples import BATCH, H100, SPEC, config
-from rich.console import Console
 
 from attention_tuner.db import ConfigTable
 from attention_tuner.kernel_templates.batch import BatchBucket
@@ -22,7 +19,8 @@ from attention_tuner.tuner.doctor import examine
 from attention_tuner.tuner.floor import floor_ms
 from attention_tuner.tuner.forecast import forecast
 from attention_tuner.tuner.jobs import Rates
-from attention_tuner.tuner.run import Progress, TaskResult
+from attention_tuner.tuner.progress import TuneProgress
+from attention_tuner.tuner.run import TaskResult
 from attention_tuner.tuner.task import Task
 
 TASK = Task(SPEC, BATCH, 16)
@@ -134,7 +132,7 @@ def test_a_stand_in_for_the_default_is_not_called_the_default(capsys: Capture) -
     assert "speed-up on" not in capsys.readouterr().out
     report.print_results(H100, [stand_in], None)
     assert f"is over {VARIANT.replace(num_warps=8).key()}, the default" in capsys.readouterr().out
-    with report.TuneProgress(H100) as listener:
+    with TuneProgress(H100) as listener:
         listener.finished(stand_in)
     assert f"2.00x over {VARIANT.replace(num_warps=8).key()}, the default" in capsys.readouterr().err
 
@@ -155,42 +153,6 @@ def test_a_forecast_is_shown_with_what_it_assumes(capsys: Capture) -> None:
     assert "3 at a time" in out
 
 
-def test_progress_without_a_terminal_is_a_line_for_what_is_new(capsys: Capture) -> None:
-    def progress(done: int, best_ms: float) -> Progress:
-        return Progress(TASK, timed, done, 30, best_ms, 2.0, Counter(timed=done, failed=2), 50.0)
-
-    timed = Timed(VARIANT, Check(0.1), Timing((2.0,), Regime("graph")))
-    with report.TuneProgress(H100) as listener:
-        listener.started(TASK, 100, 0)
-        listener.tried(progress(1, 2.0))
-        listener.tried(progress(2, 2.0))
-        listener.tried(progress(3, 1.0))
-        listener.tried(progress(10, 1.0))
-        listener.racing(TASK, (VARIANT,))
-        listener.finished(RESULT)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert [line.strip().partition(":")[0] for line in err.splitlines() if "trial " in line] == [
-        "trial 1 of 30", "trial 3 of 30", "trial 10 of 30"]
-    assert "best 1 ms, 2.00x over the default; 2 failed; at most 50 s left" in err
-    assert "final race of 1 variants" in err
-    assert "2.00x over the default" in err.splitlines()[-1]
-
-
-def test_progress_on_a_terminal_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=150)
-    monkeypatch.setattr(report, "stderr", lambda: console)
-    with report.TuneProgress(H100) as listener:
-        listener.started(TASK, 100, 0)
-        timed = Timed(VARIANT, Check(0.1), Timing((2.0,), Regime("graph")))
-        listener.tried(Progress(TASK, timed, 7, 30, 1.0, 3.0, Counter(timed=7), math.inf))
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert "7/30" in shown
-    assert "3.00x over the default" in shown
-    assert "trial 7" not in shown
-
-
 def test_the_end_tells_the_shares_what_was_not_used_and_why_trials_have_no_time(capsys: Capture) -> None:
     reasons = Counter({("failed", "compile", f"Required: {size}"): 1 for size in (131072, 262144)})
     outdated = Counter({"measured with another kernel source": 12})
@@ -202,3 +164,16 @@ def test_the_end_tells_the_shares_what_was_not_used_and_why_trials_have_no_time(
     assert last.split() == ["2", "failed", "compile", "Required:", "N"]
     report.print_results(H100, [RESULT], None)
     assert "without a time" not in capsys.readouterr().out
+
+
+def test_what_a_shape_cost_and_what_was_crossed_is_shown(capsys: Capture) -> None:
+    results = [TaskResult(TASK, best=config(H100), tried=8, compiles=8 - 2 * i, shared=2 * i, seconds=9.0 - i)
+               for i in range(4)]
+    report.print_results(H100, results, None)
+    assert "cost of a shape" in (out := capsys.readouterr().out)
+    assert "tried on the others" not in out
+    assert [line.split() for line in out.splitlines() if line.split()[:1] in (["1"], ["4"])] == [
+        ["1", "9.0", "8.0", "8.0", "0.0"], ["4", "6.0", "8.0", "2.0", "6.0"]]
+    results[0].crossed, results[0].cross_seconds = 3, 2.0
+    report.print_results(H100, results, None)
+    assert "tried on the others: 3 more trials in 2 s" in capsys.readouterr().out

@@ -333,6 +333,35 @@ def test_what_did_well_elsewhere_keeps_the_gpu_busy_while_the_rest_is_compiled(b
     assert second.result.measuring_seconds >= 0.6 * (bench.clock() - start)
 
 
+def with_many_processes(bench: Bench) -> Bench:
+    bench.pool = FakePool(bench.clock, processes=14)
+    bench.executor = replace(bench.executor, pool=bench.pool)
+    return bench
+
+
+def test_what_is_asked_ahead_leaves_what_did_well_elsewhere_its_trials(bench: Bench) -> None:
+    run = with_many_processes(bench).run(Settings(trials=30))
+    Search(NEAR, run).explore(math.inf)
+    search = Search(TASK, run)
+    search.look_around()
+    search.ask_ahead()
+    left = int(PROVEN_SHARE * (30 - len(search._first)))
+    assert len(search._proven) == left > 0
+    assert len(search._waiting) == min(run.ahead, 30 - left)
+    search.explore(math.inf)
+    assert search.result.tried == 30
+
+
+def test_what_did_well_elsewhere_gets_no_trials_that_are_asked_for_already(bench: Bench) -> None:
+    run = with_many_processes(bench).run(Settings(trials=30))
+    Search(NEAR, run).explore(math.inf)
+    search = Search(TASK, run)
+    search.ask_ahead()
+    assert len(search._waiting) == run.ahead == 28
+    search.explore(math.inf)
+    assert search.result.tried == 30
+
+
 def test_a_stored_winner_that_was_found_meanwhile_is_tried_next(bench: Bench) -> None:
     search = Search(TASK, bench.run(Settings(trials=30, ahead=4)))
     search.ask_ahead()
@@ -410,6 +439,29 @@ def test_stored_trials_are_not_left_a_place_again(bench: Bench) -> None:
     more.reuse()
     assert set(more._first) <= set(more.timed)
     run.timed.pop(TASK)
-    more._look_around()
+    more.look_around()
     known = proven(TASK, run)
     assert len(more._proven) == min(len(known), int(PROVEN_SHARE * 40)) > PROVEN_SHARE * (40 - len(more._first))
+
+
+def test_kernels_are_counted_for_the_task_that_they_are_compiled_for(bench: Bench) -> None:
+    run = bench.run(Settings(trials=12))
+    counts: list[tuple[int, int]] = []
+    for task in (TASK, replace(TASK, batch=Batch.parse("3x1@90"))):
+        search = Search(task, run)
+        search.explore(math.inf)
+        result = search.result
+        assert result.compiles + result.shared == result.tried == 12
+        counts.append((result.compiles, result.shared))
+    assert counts[1][0] < counts[0][0]
+    assert counts[0][0] + counts[1][0] == len(bench.pool.submitted)
+
+
+def test_a_search_over_some_variants_tries_these_in_their_order(bench: Bench) -> None:
+    valid = survey(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU).valid
+    only = [valid[500], valid[3], valid[77]]
+    search = Search(TASK, bench.run(Settings(trials=9)), only)
+    search.explore(math.inf)
+    assert bench.worker.measured == only
+    assert set(search.timed) == set(only)
+    assert search.baseline == only[0]

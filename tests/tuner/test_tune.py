@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import DEFAULT, GPU, OTHER, SPEC, TASK, Bench, FakeWorker, landscape, warps
+from fakes import DEFAULT, GPU, OTHER, SPEC, TASK, Bench, FakePool, FakeWorker, landscape, warps
 
 from attention_tuner.db.records import Setting
 from attention_tuner.db.store import Store
@@ -55,6 +55,15 @@ def test_the_best_is_found_raced_and_stored(bench: Bench) -> None:
     assert not bench.worker.closed
 
 
+def test_no_task_has_more_trials_than_were_asked_for(bench: Bench) -> None:
+    # The next task begins while the last one races.
+    bench.executor = replace(bench.executor, pool=FakePool(bench.clock, processes=14))
+    tasks = [Task(SPEC, Batch.parse(text), 16) for text in ("2x1@48", "2x1@60", "3x1@90")]
+    results = tune(tasks, GPU, bench.store, Settings(trials=30), bench.executor)
+    assert [result.tried for result in results] == [30, 30, 30]
+    assert min(result.shared for result in results[1:]) >= 10
+
+
 def test_results_outlive_a_card_state_that_cannot_be_stored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise StoreError("the disk is full")
@@ -68,7 +77,7 @@ def test_results_outlive_a_card_state_that_cannot_be_stored(bench: Bench, monkey
 
 def test_the_state_of_the_card_is_stored_with_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter([CardState(power_w=70, reasons=("idle",)), CardState(power_w=690, reasons=("power cap",))])
-    monkeypatch.setattr("attention_tuner.tuner.tune.card_state", lambda uuid: next(states))
+    monkeypatch.setattr("attention_tuner.tuner.running.card_state", lambda uuid: next(states))
     executor = replace(bench.executor, uuid="GPU-1")
     tune([TASK], GPU, bench.store, Settings(trials=3), executor)
     tune([TASK], GPU, bench.store, Settings(trials=3), bench.executor)

@@ -118,3 +118,32 @@ def test_reasons_that_differ_in_numbers_only_are_one() -> None:
         ("wrong", "", "wrong result"): 4,
     }
     assert wording.grouped(Counter()) == {}
+
+
+def costs(count: int, **of_each: list[int]) -> list[TaskResult]:
+    results = [TaskResult(Task(SPEC, BATCH, 16)) for _ in range(count)]
+    for name, numbers in of_each.items():
+        for result, number in zip(results, numbers, strict=True):
+            setattr(result, name, number)
+    return results
+
+
+def test_the_cost_of_a_shape_is_told_by_parts_of_the_run() -> None:
+    results = costs(6, seconds=[30, 20, 9, 11, 8, 8], tried=[16] * 6, compiles=[16, 12, 4, 2, 1, 0],
+                    shared=[0, 4, 12, 14, 15, 16])
+    assert wording.cost_cells(results) == [
+        ("1-2", "25.0", "16.0", "14.0", "2.0"),
+        ("3-4", "10.0", "16.0", "3.0", "13.0"),
+        ("5-6", "8.0", "16.0", "0.5", "15.5"),
+    ]
+
+
+def test_there_is_no_cost_of_what_was_known_before_or_needs_no_compiling() -> None:
+    assert wording.cost_cells(costs(3, seconds=[9, 9, 9], tried=[5, 0, 0], compiles=[5, 0, 0])) == []
+    assert wording.cost_cells(costs(2, seconds=[9, 9], tried=[5, 5])) == []
+
+
+def test_crossing_is_told_where_it_was_asked_for() -> None:
+    assert wording.crossing(costs(2)) == ""
+    text = wording.crossing(costs(2, crossed=[3, 4], cross_seconds=[2, 5]))
+    assert "7 more trials in 7 s" in text

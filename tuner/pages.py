@@ -1,0 +1,165 @@
+"""Which page size to serve with: what the tuned batches take with each, and how much of the cache is lost to pages that
+are not full."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from ..kernel_templates.batch import MAX_TOKENS, Batch
+from ..kernel_templates.errors import InputError
+from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.outcome import BestConfig, Environment, Regime
+from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.template import why_invalid
+
+_NUMBERS = re.compile(r"[0-9]+([\s,]+[0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class PageSize:
+    """What one page size costs: the milliseconds that each batch takes in all layers, and the cache's memory.
+
+    `held_bytes` are those of all pages that the sequences need, and `lost_bytes` the part of them that holds no token.
+    """
+
+    page_size: int
+    times_ms: tuple[float, ...]
+    held_bytes: int
+    lost_bytes: int
+
+    @property
+    def mean_ms(self) -> float:
+        """The geometric mean of the batches' times."""
+        return statistics.geometric_mean(self.times_ms)
+
+    @property
+    def sum_ms(self) -> float:
+        """The sum of the batches' times."""
+        return sum(self.times_ms)
+
+    @property
+    def lost_share(self) -> float:
+        """The part of the pages' memory that holds no token."""
+        return self.lost_bytes / self.held_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Page sizes, by size, on one GPU and in one regime, over `batches` that were tuned with all of them.
+
+    `left_out` are batches that were tuned with some of them only, each with the sizes that it lacks. `is_mixed` is true
+    where not all were measured with the same Triton, torch and driver.
+    """
+
+    gpu: Gpu
+    regime: Regime
+    batches: tuple[Batch, ...]
+    sizes: tuple[PageSize, ...]
+    left_out: Mapping[Batch, tuple[int, ...]]
+    is_mixed: bool = False
+
+    def slowdown(self, size: PageSize) -> float:
+        """How much slower `size` is than the fastest of the sizes, as a share, by their geometric means."""
+        return size.mean_ms / min(each.mean_ms for each in self.sizes) - 1
+
+    def recommended(self, within: float) -> PageSize:
+        """The size that loses the least memory of those at most `within` per cent slower than the fastest."""
+        eligible = [size for size in self.sizes if self.slowdown(size) <= within / 100]
+        return min(eligible, key=lambda size: (size.lost_bytes, size.mean_ms))
+
+
+def token_bytes(layers: Mapping[AttentionSpec, int]) -> int:
+    """The bytes of the keys and values of one token, in all `layers`, of which each spec has so many."""
+    return sum(count * spec.num_kv_heads * (spec.head_dim + spec.value_dim) * spec.kv_element_bytes
+               for spec, count in layers.items())
+
+
+def compare(
+    configs: Iterable[BestConfig], layers: Mapping[AttentionSpec, int], pages: Sequence[int] = (),
+    lengths: Sequence[int] = (),
+) -> list[Comparison]:
+    """The page sizes compared over those of `configs` that can run, for each GPU and regime where two or more can be.
+
+    `layers` says how many layers of each spec a model has: a batch takes the time of all. `pages` are the sizes, none
+    meaning all that any batch was tuned with; `lengths` are those of the sequences that the cache holds, none meaning
+    those of the batches.
+    """
+    times: dict[tuple[str, int, Regime], dict[tuple[Batch, int], dict[AttentionSpec, float]]] = {}
+    gpus: dict[tuple[str, int, Regime], Gpu] = {}
+    versions: dict[tuple[str, int, Regime], set[Environment]] = defaultdict(set)
+    for config in configs:
+        spec, page_size = config.shape.spec, config.variant.page_size
+        if spec not in layers or (pages and page_size not in pages) or why_invalid(config.variant, spec, config.gpu):
+            continue
+        where = (config.gpu.name, config.gpu.num_sms, config.timing.regime)
+        gpus[where] = config.gpu
+        # Templates have sources of their own, which may well differ.
+        versions[where].add(replace(config.environment, kernel_hash=""))
+        of_batch = times.setdefault(where, defaultdict(dict))[Batch.parse(config.batch), page_size]
+        of_batch[spec] = layers[spec] * config.timing.median_ms
+    found: list[Comparison] = []
+    for where, by_batch in times.items():
+        whole = {key: sum(ms.values()) for key, ms in by_batch.items() if len(ms) == len(layers)}
+        comparison = _compared(gpus[where], where[-1], whole, token_bytes(layers), lengths)
+        if len(comparison.sizes) > 1 and comparison.batches:
+            found.append(replace(comparison, is_mixed=len(versions[where]) > 1))
+    return found
+
+
+def _compared(
+    gpu: Gpu, regime: Regime, times_ms: Mapping[tuple[Batch, int], float], bytes_a_token: int, lengths: Sequence[int]
+) -> Comparison:
+    sizes = sorted({page_size for _, page_size in times_ms})
+    lacking = {
+        batch: tuple(size for size in sizes if (batch, size) not in times_ms)
+        for batch in dict.fromkeys(batch for batch, _ in times_ms)
+    }
+    batches = tuple(batch for batch, missing in lacking.items() if not missing)
+    held = lengths or [length for batch in batches for length in batch.kv_lens if length]
+
+    def of(size: int) -> PageSize:
+        tokens = sum(-(-length // size) * size for length in held)
+        return PageSize(size, tuple(times_ms[batch, size] for batch in batches), tokens * bytes_a_token,
+                        (tokens - sum(held)) * bytes_a_token)
+
+    left_out = {batch: missing for batch, missing in lacking.items() if missing}
+    return Comparison(gpu, regime, batches, tuple(map(of, sizes)), left_out)
+
+
+def read_lengths(text: str) -> tuple[int, ...]:
+    """The lengths of sequences, in tokens, that `text` is: joined by commas, or the path of a file of them.
+
+    The file holds whole numbers with commas or white space between them, or a JSON list. Raises `InputError`.
+    """
+    content = text
+    if not _NUMBERS.fullmatch(text.strip()):
+        try:
+            content = Path(text).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise InputError(f"the lengths {text!r} are neither numbers such as 1000,2000 nor a file that can be read: "
+                             f"{why}") from error
+    found = _numbers(content.strip())
+    if not found or not all(1 <= length <= MAX_TOKENS for length in found):
+        raise InputError(f"{text!r} holds no lengths of sequences; expected whole numbers from 1 to {MAX_TOKENS} with "
+                         "commas or white space between them, or a JSON list of them")
+    return tuple(found)
+
+
+def _numbers(content: str) -> list[int]:
+    if _NUMBERS.fullmatch(content):
+        # Longer numbers are no lengths, and Python refuses to read very long ones.
+        return [int(word) if len(word) <= len(str(MAX_TOKENS)) else -1 for word in re.split(r"[\s,]+", content)]
+    try:
+        parsed: object = json.loads(content)
+    except (ValueError, RecursionError):
+        return []
+    items = cast(list[object], parsed) if isinstance(parsed, list) else []
+    return [item if type(item) is int else -1 for item in items]

@@ -1,0 +1,177 @@
+"""Whether stored winners still are, after a driver, a Triton or a kernel has changed; and tuning what moved anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..db.records import EnvironmentOf, Setting, utc_now
+from ..db.store import Store
+from ..kernel_templates.batch import Batch
+from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.outcome import BestConfig, Timing, Verdict
+from ..kernel_templates.template import why_invalid
+from ..kernel_templates.variant import Variant
+from .final import LOOKS, RACE_LIMIT_S, SCREEN, Final
+from .race import ALPHA, TIE, compare, num_comparisons
+from .rivals import rivals
+from .run import Executor, Listener, Run, Settings
+from .search import Search
+from .task import Task
+from .tune import tune
+
+# What a winner is raced with, itself and the default among them; the interpreter takes seconds for each.
+ENTRANTS = 8
+INTERPRETED_ENTRANTS = 3
+# A winner whose time has changed by more than this has moved, though nothing that was tried beats it: windows of
+# measurement differ by less for most variants.
+CHANGED = 0.05
+# The most that one winner takes: a few seconds usually, compiling what is not in the cache included.
+LIMIT_S = 60.0
+# Of the time for a run, what is kept for tuning anew.
+RETUNE_SHARE = 0.5
+
+HELD, CHANGED_TIME, BEATEN, LOST, UNDECIDED = "held", "changed", "beaten", "lost", "undecided"
+"""What came of a winner: it still is one and takes as long as before; it takes another time; another is faster beyond
+noise; it cannot run, or is wrong; or there was no time to see, or no steady card."""
+
+MOVED = (CHANGED_TIME, BEATEN, LOST)
+
+
+@dataclass(slots=True)
+class Verified:
+    """What came of `config`: `state`, its new time and the `fastest` variant of the race with its time, where known.
+
+    `fresh` is the config that was stored in its place where it held, and `retuned` that which a search has found since.
+    """
+
+    config: BestConfig
+    state: str = UNDECIDED
+    timing: Timing | None = None
+    fastest: Variant | None = None
+    fastest_ms: float | None = None
+    fresh: BestConfig | None = None
+    retuned: BestConfig | None = None
+
+    @property
+    def task(self) -> Task:
+        """What it was tuned for."""
+        return Task(self.config.shape.spec, Batch.parse(self.config.batch), self.config.variant.page_size)
+
+    @property
+    def ratio(self) -> float | None:
+        """The new time over the one stored before, None where it is not known."""
+        return None if self.timing is None else self.timing.median_ms / self.config.timing.median_ms
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether it has moved, and was not tuned anew."""
+        return self.state in MOVED and self.retuned is None
+
+
+def stale(configs: Sequence[BestConfig], gpu: Gpu, environment_of: EnvironmentOf) -> list[BestConfig]:
+    """Those of `configs` that were not measured in the present environment, or cannot run here any more."""
+    return [
+        config for config in configs
+        if why_invalid(config.variant, config.shape.spec, gpu)
+        or config.environment != environment_of(config.variant.template, gpu)
+    ]
+
+
+def verify(configs: Sequence[BestConfig], run: Run) -> list[Verified]:
+    """Race the winner of each of `configs` with its rivals, and store anew what held, by the end of `run`.
+
+    Trials of the rivals are stored like any others, and those that still hold are not made again.
+    """
+    found = [Verified(config) for config in configs]
+    for verified in found:
+        # Not a share of the time for each, with which none might be decided: what is left comes next time.
+        if run.seconds_left > 0:
+            _verify(verified, run, run.executor.clock() + min(LIMIT_S, run.seconds_left))
+    return found
+
+
+def retune(
+    found: Sequence[Verified], gpu: Gpu, store: Store, settings: Settings, executor: Executor,
+    listener: Listener | None = None,
+) -> None:
+    """Tune anew what has moved, within `settings`, and note there what was found. Raises as `tune` does."""
+    moved = [verified for verified in found if verified.has_moved]
+    tasks = list(dict.fromkeys(verified.task for verified in moved))
+    results = tune(tasks, gpu, store, settings, executor, listener) if tasks else []
+    best = {result.task: result.best for result in results}
+    for verified in moved:
+        verified.retuned = best[verified.task]
+
+
+def _verify(verified: Verified, run: Run, end: float) -> None:
+    config, task = verified.config, verified.task
+    if why_invalid(config.variant, task.spec, run.gpu):
+        verified.state = LOST
+        return
+    search = _measured(config, task, run, end)
+    if config.variant in search.unfit:
+        verified.state = LOST
+    elif config.variant in search.timed and search.baseline is not None:
+        final = Final(search, search.baseline)
+        final.decide(min(end, run.executor.clock() + RACE_LIMIT_S))
+        _judge(verified, search, final)
+        if verified.state == HELD:
+            _renew(verified, run, final)
+    if run.executor.racer is not None:
+        run.executor.racer.free()
+
+
+def _measured(config: BestConfig, task: Task, run: Run, end: float) -> Search:
+    """A search that has tried the winner and its rivals."""
+    entrants = rivals(config, run.store, run.gpu, INTERPRETED_ENTRANTS if run.gpu.is_interpreter else ENTRANTS)
+    setting = Setting(task.spec, task.batch, task.page_size, run.gpu, run.regime)
+    known = len(run.store.reusable_trials(setting, run.executor.environment_of))
+    search = Search(task, replace(run, settings=replace(run.settings, trials=known + len(entrants))), entrants)
+    search.reuse()
+    search.explore(end)
+    if run.executor.racer is not None:
+        run.executor.worker.free()
+    return search
+
+
+def _judge(verified: Verified, search: Search, final: Final) -> None:
+    """Say what became of the winner, by the race or, where it is far behind, by the trials before it."""
+    winner = verified.config.variant
+    if winner in search.unfit:
+        verified.state = LOST
+        return
+    has_raced = final.has_raced(winner) and winner in final.timings
+    regime = search.timed[winner].regime
+    timings = final.timings if has_raced else {v: t for v, t in search.timed.items() if t.regime == regime}
+    fastest = min(timings, key=lambda v: timings[v].median_ms)
+    is_far_behind = timings[winner].median_ms > SCREEN * timings[fastest].median_ms
+    if not has_raced and not is_far_behind:
+        # Times of trials are not compared more closely than that.
+        return
+    verified.timing, verified.fastest, verified.fastest_ms = timings[winner], fastest, timings[fastest].median_ms
+    if is_far_behind or _is_beaten(winner, fastest, timings):
+        verified.state = BEATEN
+    else:
+        ratio = verified.ratio or 0.0
+        verified.state = HELD if 1 / (1 + CHANGED) <= ratio <= 1 + CHANGED else CHANGED_TIME
+
+
+def _is_beaten(winner: Variant, fastest: Variant, timings: Mapping[Variant, Timing]) -> bool:
+    interval = compare(timings[fastest], timings[winner], ALPHA / LOOKS / max(1, num_comparisons(len(timings))))
+    return fastest != winner and interval.is_faster and interval.median < -TIE
+
+
+def _renew(verified: Verified, run: Run, final: Final) -> None:
+    """Store the winner with its new times, as measured in the present environment."""
+    config = verified.config
+    assert verified.timing is not None
+    assert final.decision is not None
+    variant, verdict = final.decision
+    # What is chosen before it is no faster: it is simpler, or the race could not tell.
+    is_chosen = variant == config.variant or verdict is Verdict.AMBIGUOUS
+    verified.fresh = replace(
+        config, gpu=run.gpu, timing=verified.timing, default_timing=final.timings[final.baseline],
+        verdict=verdict if is_chosen else Verdict.TIE, full_check=False,
+        environment=run.executor.environment_of(config.variant.template, run.gpu), measured_at=utc_now())
+    run.store.put_best(verified.fresh)
