@@ -147,8 +147,8 @@ def entries(samplers: Sequence[str], ahead: int) -> list[Entry]:
     """Every sampler with and without leads, and more about the default."""
     found = [Entry(sampler, leads, ahead) for sampler in samplers for leads in ("structured", "none")]
     if DEFAULT_SAMPLER in samplers:
-        found[:0] = [Entry(DEFAULT_SAMPLER, "neighbours", ahead)]
         found += [Entry(DEFAULT_SAMPLER, "structured", each) for each in (1, 16) if each != ahead]
+        found += [Entry(DEFAULT_SAMPLER, "neighbours", ahead)]
     return found
 
 
@@ -170,27 +170,27 @@ def thinned(curve: Sequence[float]) -> list[float | None]:
             for mark in MARKS if mark <= len(curve)]  # fmt: skip
 
 
-def results(recording: Recording, found: Mapping[Entry, Sequence[Mapping[Task, Replay]]]) -> dict[str, Any]:
-    """Everything to keep of the searches, by task and by entry."""
-    truths = {task: truth_of(recording, task) for task in recording.tasks}
-    optima = {task: best(times_ms(truth, truth)) for task, truth in truths.items()}
-    tasks = {name(task): about(truths[task]) for task in recording.tasks}
-    rows: list[dict[str, Any]] = []
-    for entry, runs in found.items():
-        curves = {
-            task: [[ms / optima[task][1] for ms in each[task].curve(truths[task])] for each in runs]
-            for task in recording.tasks
-        }
-        replays = [each[task] for each in runs for task in recording.tasks]
-        rows.append({
-            "sampler": entry.sampler, "leads": entry.leads, "ahead": entry.ahead,
-            **summary([curve for each in curves.values() for curve in each]),
-            "cpu_ms_a_measurement": 1e3 * sum(r.seconds for r in replays) / sum(len(r.measured) for r in replays),
-            "tasks": {name(task): {**summary(each), "curves": [thinned(curve) for curve in each]}
-                      for task, each in curves.items()},
-        })  # fmt: skip
+def about_entry(recording: Recording, entry: Entry, runs: Sequence[Mapping[Task, Replay]]) -> dict[str, Any]:
+    """What there is to keep of the searches of one entry, each of `runs` with a seed of its own."""
+    curves: dict[str, list[list[float]]] = {}
+    for task in recording.tasks:
+        truth = truth_of(recording, task)
+        _, optimum_ms = best(times_ms(truth, truth))
+        curves[name(task)] = [[ms / optimum_ms for ms in each[task].curve(truth)] for each in runs]
+    replays = [replay for each in runs for replay in each.values()]
+    return {
+        "sampler": entry.sampler, "leads": entry.leads, "ahead": entry.ahead,
+        **summary([curve for each in curves.values() for curve in each]),
+        "cpu_ms_a_measurement": 1e3 * sum(r.seconds for r in replays) / sum(len(r.measured) for r in replays),
+        "tasks": {name: {**summary(each), "curves": [thinned(c) for c in each]} for name, each in curves.items()},
+    }  # fmt: skip
+
+
+def about_recording(recording: Recording) -> dict[str, Any]:
+    """What was recorded, and what there is to find."""
+    tasks = {name(task): about(truth_of(recording, task)) for task in recording.tasks}
     return {"grid": recording.grid, "gpu": recording.gpu.name, "recorded_at": recording.recorded_at, "good": GOOD,
-            "marks": MARKS, "tasks": tasks, "entries": rows}  # fmt: skip
+            "marks": MARKS, "tasks": tasks}  # fmt: skip
 
 
 def name(task: Task) -> str:
@@ -215,24 +215,19 @@ def about(truth: Truth) -> dict[str, Any]:
 
 def main(arguments: argparse.Namespace) -> None:
     """Run every search that FILE does not hold, write the JSON and the picture, and print the tables."""
-    known: list[dict[str, Any]] = json.loads(arguments.out.read_text())["entries"] if arguments.out.exists() else []
-    held = {Entry(row["sampler"], row["leads"], row["ahead"]) for row in known}
-    wanted = [entry for entry in entries(arguments.samplers, arguments.ahead) if entry not in held]
-    jobs = [
-        (entry, seed)
-        for entry in wanted
-        for seed in range(arguments.slow_seeds if entry.sampler in SLOW else arguments.seeds)
-    ]
-    # The slowest first, so that no process is left with one of them at the end.
-    jobs.sort(key=lambda job: job[0].sampler not in SLOW)
-    found: dict[Entry, list[dict[Task, Replay]]] = {entry: [] for entry in wanted}
+    rows: list[dict[str, Any]] = json.loads(arguments.out.read_text())["entries"] if arguments.out.exists() else []
+    held = {Entry(row["sampler"], row["leads"], row["ahead"]) for row in rows}
+    recording = loaded(arguments.recording)
+    document: dict[str, Any] = {}
     with ProcessPoolExecutor(arguments.processes) as pool:
-        done = pool.map(run, [(arguments.recording, entry, seed, arguments.trials) for entry, seed in jobs])
-        for (entry, _), each in zip(jobs, done, strict=True):
-            found[entry].append(each)
-    document = results(loaded(arguments.recording), found)
-    document["entries"] = [*known, *document["entries"]]
-    record.write(arguments.out, document)
+        for entry in entries(arguments.samplers, arguments.ahead):
+            if entry not in held:
+                seeds = range(arguments.slow_seeds if entry.sampler in SLOW else arguments.seeds)
+                jobs = [(arguments.recording, entry, seed, arguments.trials) for seed in seeds]
+                rows.append(about_entry(recording, entry, list(pool.map(run, jobs))))
+            # After each, so that a run which is cut short can go on.
+            document = {**about_recording(recording), "trials": arguments.trials, "entries": rows}
+            record.write(arguments.out, document)
     with contextlib.suppress(ImportError):
         bake_off_report.plot(document, arguments.out.with_suffix(".png"))
     print(bake_off_report.table(document))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,8 +20,8 @@ from attention_tuner.tuner.simulated import NOT_RECORDED
 
 RECORDING = small_recording()
 ALL = 54
-# How far from the optimum a search may end after so many trials; of a few tasks, which take the sampler seconds each.
-TRIALS, TOLERATED, FEW = 150, 0.05, 2
+# How far from the optimum searches may end after so many trials, each and on average.
+TRIALS, TOLERATED, TOLERATED_MEAN = 150, 0.03, 0.01
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
@@ -133,6 +134,8 @@ def test_every_recording_that_ships_can_be_searched() -> None:
 def test_the_search_comes_near_the_optima_of_every_recording_that_ships() -> None:
     for name in shipped("recordings", (".json.gz", ".json")):
         recording = Recording.load(name)
-        for each in replay(recording, recording.tasks[:FEW], Settings(trials=TRIALS)):
-            assert each.loss is not None, (name, each.result.task)
-            assert each.loss <= TOLERATED, (name, each.result.task)
+        losses = [each.loss for each in replay(recording, recording.tasks, Settings(trials=TRIALS))]
+        known = [loss for loss in losses if loss is not None]
+        assert len(known) == len(recording.tasks), name
+        assert max(known) <= TOLERATED, (name, losses)
+        assert statistics.mean(known) <= TOLERATED_MEAN, (name, losses)
