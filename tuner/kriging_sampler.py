@@ -19,6 +19,8 @@ LOG_RATE, LOG_RATE_ELSEWHERE = 0.0, -2.0
 SLOW = 0.5
 # Of the candidates of which something is expected, so many of the fastest and so many of the others are remembered.
 MOST_EXPECTED = 50
+# With so many trials ended here, what was measured elsewhere has nothing to add and only blurs the last percents.
+ENOUGH = 40
 
 
 class KrigingSampler(RankingSampler):
@@ -59,19 +61,23 @@ class KrigingSampler(RankingSampler):
 
     def _known(self, ended: Rows) -> Array:
         """The places of the candidates that have ended, then of those of which something is expected."""
-        elsewhere = self._places[self._expected]
+        elsewhere = self._places[self._remembered(ended)]
         elsewhere[:, -1] = 1.0
         return np.concatenate([self._places[ended], elsewhere])
 
     def _losses(self, ended: Rows) -> Array:
-        """What is known at `_known(ended)`, with mean 0 and deviation 1; a candidate without a time is slow."""
+        """What is known at `_known(ended)`, with mean 0 and deviation 1; a candidate without a time is worst."""
         timed = self.state[ended] == TIMED
-        values = self.values[ended]
-        losses = np.concatenate([values, self._ratios[self._expected] + self._best(ended[timed])])
-        has_time = np.append(timed, np.full(len(self._expected), True))
+        expected = self._ratios[self._remembered(ended)]
+        losses = np.concatenate([self.values[ended], expected + self._best(ended[timed])])
+        has_time = np.append(timed, np.full(len(expected), True))
         slow = np.quantile(losses[has_time], SLOW)
-        losses = np.where(has_time, np.minimum(losses, slow), slow)
+        # As far beyond what is slow as the best is from it, so that the sampler keeps away.
+        losses = np.where(has_time, np.minimum(losses, slow), 2 * slow - losses[has_time].min())
         return (losses - losses.mean()) / (losses.std() or 1.0)
+
+    def _remembered(self, ended: Rows) -> Rows:
+        return self._expected if len(ended) < ENOUGH or not (self.state[ended] == TIMED).any() else self._expected[:0]
 
     def _best(self, timed: Rows) -> float:
         """What the best would take here by what is expected of those that were timed, or else the best of them."""

@@ -109,7 +109,7 @@ def test_the_same_seed_asks_for_the_same_variants(sampler: str) -> None:
     assert (runs[0] == runs[2]) == (sampler == "brute")
 
 
-@pytest.mark.parametrize("sampler", ["kriging", "forest", "tpe"])
+@pytest.mark.parametrize("sampler", ["forest", "tpe"])
 def test_it_keeps_away_from_variants_that_fail(sampler: str) -> None:
     # Half of the space fails, and what is fastest there is at its edge.
     def judge(variant: Variant) -> Outcome:
