@@ -146,15 +146,6 @@ def regime(warm: bool, eager: bool) -> Regime:
     return Regime("eager" if eager else "graph", "warm" if warm else "cold")
 
 
-def sampler(name: str) -> str:
-    """`name` when there is a sampler of that name. Imports Optuna. Raises `InputError`."""
-    from .study import SAMPLERS
-
-    if name not in SAMPLERS:
-        raise InputError(f"unknown sampler {name!r}; accepted are {', '.join(SAMPLERS)}")
-    return name
-
-
 def machine(name: str | None, others: Sequence[Gpu] = ()) -> Gpu:
     """The GPU that `name` means: for None the present one or the interpreter, else it, a target or one of `others`.
 
