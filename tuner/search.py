@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 
 from ..db.records import Setting, TrialRecord
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.errors import JobError
-from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Timing, Wrong
+from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Timing
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import survey
 from .costs import Costs
+from .flight import Flight
 from .jobs import MeasureJob, PrepareJob
 from .leads import first_variants, log_ratios, neighbours, proven
 from .run import Progress, Run, TaskResult
@@ -34,21 +33,6 @@ OVERRUN_S = 10.0
 # How long to wait for a compile before looking at the clock again.
 POLL_S = 0.5
 EXCEEDS_SHARED_MEMORY = "its shared memory exceeds the GPU's"
-
-
-@dataclass(slots=True)
-class Flight:
-    """A measurement that is under way, since `start` and at most until `deadline`.
-
-    Before it, the worker had been busy for `busy_s`.
-    """
-
-    variant: Variant
-    future: Future[Timed | Wrong | Failed]
-    start: float
-    busy_s: float
-    deadline: float
-    end: float = 0.0
 
 
 class Search:
@@ -255,14 +239,7 @@ class Search:
         facts = self._facts(variant)
         job = MeasureJob(self.task, variant, samples, settings.seed, self.run.regime, self._best_ms,
                          "" if facts is None else facts.code_hash)
-        start, busy_s = executor.clock(), executor.worker.busy_s
-        flight = self._flight = Flight(
-            variant, executor.worker.submit(job, self.costs.limit_s, deadline), start, busy_s, deadline)
-
-        def note_end(_: object) -> None:
-            flight.end = executor.clock()
-
-        flight.future.add_done_callback(note_end)
+        self._flight = Flight(executor, job, self.costs.limit_s, deadline)
 
     def _next(self) -> Variant | None:
         """The next of those that are compiled: one that was asked for, or else one that did well elsewhere."""
@@ -277,25 +254,17 @@ class Search:
         return None
 
     def _land(self) -> Outcome | None:
-        """The outcome of the measurement under way, once there is one that its variant is to blame for."""
+        """The outcome of the measurement under way, if it is its variant's."""
         flight, self._flight = self._flight, None
         if flight is None:
             return None
         try:
-            outcome = flight.future.result()
+            return flight.land(self.costs)
         except JobError:
-            # Its turn on the GPU did not come before the time was up.
             self._is_over = True
             return None
         finally:
-            busy_s = self.run.executor.worker.busy_s - flight.busy_s
-            self.result.measuring_seconds += busy_s
-        # The callback of a future may come just after its result.
-        end = flight.end or self.run.executor.clock()
-        self.costs.note(outcome, end - flight.start, busy_s)
-        # A variant is not to blame for a budget that ran out.
-        is_cut_short = isinstance(outcome, Failed) and end >= flight.deadline
-        return None if is_cut_short else outcome
+            self.result.measuring_seconds += flight.busy_s
 
     def _facts(self, variant: Variant) -> StaticFacts | None:
         compiled = None if self.run.builds is None else self.run.builds.result(self.task, variant)
