@@ -96,8 +96,8 @@ class HybridAttention:
     def plan(self, query_lens: ArrayLike, context_lens: ArrayLike) -> None:
         """Plan the next step: for each sequence its query tokens, and its tokens that are in the cache before them.
 
-        Sequences, arrays or tensors of integers on the host. `run` expects the keys and values of the query tokens in
-        the cache as well. Nothing waits for the device. Raises `BatchError` for what is beyond the limits.
+        Sequences, arrays or tensors of integers on the host, which are copied. `run` expects the keys and values of the
+        query tokens in the cache as well. Nothing waits for the device. Raises `BatchError` beyond the limits.
         """
         lengths = self.checked(query_lens, context_lens)
         self.check_not_capturing()
