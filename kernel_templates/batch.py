@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,9 @@ from .errors import BatchError
 from .spec import AttentionSpec
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike
 
-    Lengths = Sequence[int] | NDArray[np.integer]
+    from .lengths import Lengths
 
 # A sequence with at most this many query tokens is decode or verification: memory-bound, on small tiles.
 SHORT_QUERY = 8
@@ -126,26 +124,22 @@ class BatchSummary:
         )
 
     @classmethod
-    def of_lengths(cls, query_lens: Lengths, context_lens: Lengths) -> BatchSummary:
-        """The same of the sequences' lengths, without a Python object for each. Raises `BatchError` as `Batch` does."""
+    def of_lengths(cls, lengths: Lengths) -> BatchSummary:
+        """The same of a batch's lengths, without a Python object for each sequence."""
         import numpy as np
 
-        query = np.asarray(query_lens, dtype=np.int64)
-        context = np.asarray(context_lens, dtype=np.int64)
-        if query.ndim != 1 or query.shape != context.shape:
-            raise BatchError(f"lengths of queries and contexts must be two arrays of one length, not of shapes "
-                             f"{query.shape} and {context.shape}")
+        query, context = lengths
         num_tokens = int(query.sum())
-        # The sign of either is that of their bits together: every reduction costs more than the numbers do.
-        if not query.size or (query | context).min() < 0 or not num_tokens:
-            raise BatchError("a batch needs at least one query token, and no sequence has negative lengths")
         if np.count_nonzero(query) < query.size:
             query, context = query[query > 0], context[query > 0]
         kv = query + context
         num_keys = int(kv.sum())
         long = np.flatnonzero(query > SHORT_QUERY)
-        long_rows, long_kv = int(query[long].sum()), int(kv[long].sum())
-        kv[long] = 0
+        long_rows = long_kv = 0
+        # Of batches that only decode, the sums of nothing would take half the time.
+        if long.size:
+            long_rows, long_kv = int(query[long].sum()), int(kv[long].sum())
+            kv[long] = 0
         return cls(
             short_seqs=query.size - long.size,
             short_rows=num_tokens - long_rows,
@@ -195,12 +189,15 @@ class BatchBucket:
         return BatchSummary.of(batch).bucket()
 
     @classmethod
-    def of_lengths(cls, query_lens: Lengths, context_lens: Lengths) -> BatchBucket:
+    def of_lengths(cls, query_lens: ArrayLike, context_lens: ArrayLike) -> BatchBucket:
         """The bucket of a batch given as two arrays or lists of one length, as an engine holds it on the host.
 
         For a few hundred sequences, some ten microseconds. Raises `BatchError` as `Batch` does.
         """
-        return BatchSummary.of_lengths(query_lens, context_lens).bucket()
+        # Records load no numpy.
+        from .lengths import Lengths
+
+        return BatchSummary.of_lengths(Lengths.of(query_lens, context_lens)).bucket()
 
     def sample(self) -> Batch:
         """A batch of this bucket in few words: sequences of equal length, but for one where they are skewed.

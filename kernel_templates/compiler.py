@@ -69,7 +69,8 @@ def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch, lse: bool
     """Tensors with the dtypes, alignments and strides of real ones, and next to nothing in them."""
     dtype, cache_dtype = getattr(torch, spec.dtype), getattr(torch, spec.cache_dtype)
     slots = 2, variant.page_size, spec.num_kv_heads
-    per_head, per_kv_head = torch.zeros(spec.num_q_heads), torch.zeros(spec.num_kv_heads)
+    per_head = torch.zeros(spec.num_q_heads)
+    scale = torch.zeros(spec.num_kv_heads) if spec.has_fp8_cache else None
     return Tensors(
         q=torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=dtype),
         k_cache=torch.zeros(*slots, spec.head_dim, dtype=cache_dtype),
@@ -78,11 +79,11 @@ def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch, lse: bool
         query_start_loc=torch.tensor(query_start_locs(batch), dtype=torch.int32),
         kv_lens=torch.tensor(batch.kv_lens, dtype=torch.int32),
         out=torch.empty(1, spec.num_q_heads, spec.value_dim, dtype=dtype),
-        sinks=per_head,
-        alibi_slopes=per_head,
-        k_scale=per_kv_head,
-        v_scale=per_kv_head,
-        tree_mask=torch.zeros(1, dtype=torch.int64),
+        sinks=per_head if spec.has_sinks else None,
+        alibi_slopes=per_head if spec.has_alibi else None,
+        k_scale=scale,
+        v_scale=scale,
+        tree_mask=torch.zeros(1, dtype=torch.int64) if spec.has_tree_mask else None,
         lse=torch.empty(1, spec.num_q_heads) if lse else None,
     )
 

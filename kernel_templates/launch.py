@@ -20,6 +20,8 @@ from .variant import Variant
 from .workspace import Workspace
 
 LOG2_E = 1.4426950408889634
+# In a shape: as many as there are.
+ANY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +69,56 @@ PLAIN = Features(None, None, None, None, None, None, None)
 
 
 def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
-    """The features of a launch. Raises `SpecError` when a tensor that `spec` needs is missing or not as `Tensors` says.
+    """The features of a launch.
 
-    What it does not need is ignored, except for `lse`.
+    Raises `SpecError` for a tensor that `spec` needs and lacks, for one that it does not take, and for one that is not
+    as `Tensors` says, or not where q is. How many rows `tree_mask` and `lse` have is for the caller to see to.
     """
-    fp8 = spec.has_fp8_cache
-    if tensors.lse is None and not (fp8 or spec.has_sinks or spec.has_alibi or spec.has_tree_mask):
+    t, lse, fp8 = tensors, tensors.lse, spec.has_fp8_cache
+    is_plain = not (fp8 or spec.has_sinks or spec.has_alibi or spec.has_tree_mask)
+    if is_plain and t.sinks is t.alibi_slopes is t.k_scale is t.v_scale is t.tree_mask is lse is None:
         return PLAIN
-    needed = {"sinks": spec.has_sinks, "alibi_slopes": spec.has_alibi, "k_scale": fp8, "v_scale": fp8,
-              "tree_mask": spec.has_tree_mask}  # fmt: skip
-    found = {name: getattr(tensors, name) if is_needed else None for name, is_needed in needed.items()}
-    for name, is_needed in needed.items():
-        if is_needed and found[name] is None:
+    q_heads, kv_heads, device = spec.num_q_heads, spec.num_kv_heads, t.q.device
+    for name, tensor, is_taken, dtype, shape in (
+        ("sinks", t.sinks, spec.has_sinks, torch.float32, (q_heads,)),
+        ("alibi_slopes", t.alibi_slopes, spec.has_alibi, torch.float32, (q_heads,)),
+        ("k_scale", t.k_scale, fp8, torch.float32, (kv_heads,)),
+        ("v_scale", t.v_scale, fp8, torch.float32, (kv_heads,)),
+        ("tree_mask", t.tree_mask, spec.has_tree_mask, torch.int64, (ANY,)),
+        ("lse", lse, lse is not None, torch.float32, (ANY, q_heads)),
+    ):
+        if tensor is None and not is_taken:
+            continue
+        if tensor is None:
             raise SpecError(f"layer {spec.key()} needs the tensor {name!r}, which is not given")
-    for name, tensor in (*found.items(), ("lse", tensors.lse)):
-        dtype = torch.int64 if name == "tree_mask" else torch.float32
+        if not is_taken:
+            raise SpecError(f"layer {spec.key()} takes no tensor {name!r}, which is given")
+        check_tensor(name, tensor, shape, dtype, device)
+    return Features(t.sinks, t.alibi_slopes, t.k_scale, t.v_scale, t.tree_mask, lse,
+                    None if lse is None else lse.stride(0))  # fmt: skip
+
+
+def check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise `SpecError` for what is no tensor of `shape`, its last axis contiguous; `ANY` stands for any size."""
+    if not isinstance(tensor, torch.Tensor):
+        found = f"a {type(tensor).__name__}"
+    elif (
+        tensor.dtype == dtype
+        and tensor.device == device
+        and tensor.dim() == len(shape)
+        and all(map(_is_size, tensor.shape, shape))
         # A scale that is expanded from one element has a stride of 0, and is no row of elements.
-        if tensor is not None and (tensor.dtype != dtype or tensor.stride(-1) != 1):
-            raise SpecError(f"the tensor {name!r} must be contiguous in {dtype}, not {tensor.dtype} with strides "
-                            f"{tuple(tensor.stride())}")
-    return Features(**found, lse=tensors.lse, stride_lse=None if tensors.lse is None else tensors.lse.stride(0))
+        and tensor.stride(-1) == 1
+    ):
+        return
+    else:
+        found = f"{list(tensor.shape)} in {tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
+    sizes = ", ".join("any" if size == ANY else str(size) for size in shape)
+    raise SpecError(f"{name} must be [{sizes}] in {dtype} on {device} with a contiguous last axis, not {found}")
+
+
+def _is_size(size: int, wanted: int) -> bool:
+    return size == wanted or wanted == ANY
 
 
 class Launcher(abc.ABC):

@@ -23,14 +23,14 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, query_lens: ArrayLike, context_lens: ArrayLike) -> Lengths:
-        """The lengths in two arrays of integers on the host [num_seqs]. Raises `BatchError` as `Batch` does."""
+        """Copies of two arrays of integers on the host [num_seqs]. Raises `BatchError` as `Batch` does."""
         query, context = _integers(query_lens, "query_lens"), _integers(context_lens, "context_lens")
         if not len(query) or len(query) != len(context):
             raise BatchError("a batch needs a query length and a context length for each of one sequence or more, not "
                              f"{len(query)} and {len(context)} lengths")
         # MAX_TOKENS is all ones: what has a bit above it, a sign or a carry, is negative or too long.
         bits = query | context | (query + context)
-        if bits.view(np.uint64).max() > MAX_TOKENS:
+        if bits.view(np.uint64).max() > MAX_TOKENS or not np.count_nonzero(query):
             # The same rule, which finds the sequence and says what is wrong.
             Batch(tuple(zip(query.tolist(), context.tolist(), strict=True)))
         return cls(query, context)
@@ -51,8 +51,9 @@ class Lengths(NamedTuple):
 
 
 def _integers(lengths: ArrayLike, name: str) -> IntArray:
-    """`lengths` [n] in 64 bits, one after the other in memory."""
+    """A copy of `lengths` [n] in 64 bits, one after the other in memory."""
     array: NDArray[Any] = np.asarray(lengths)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise BatchError(f"{name} must be integers [num_seqs], not {array.dtype} {list(array.shape)}")
-    return np.ascontiguousarray(array, np.int64)
+    # An engine fills its arrays anew while what is planned from them is still in use.
+    return np.array(array, np.int64, order="C")

@@ -20,6 +20,8 @@ from .spec import AttentionSpec
 from .variant import Value, Variant
 
 ENTRY_POINTS = "attention_tuner.templates"
+# Tokens that the kernels load at once stay within a page.
+PAGE_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,6 @@ def why_invalid(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> str | None:
         return "its dimensions are not the template's"
     if any(values[d.name] not in d.choices for d in template.dimensions):
         return "a value is not among the template's choices"
-    if variant.page_size % 16:
-        return "the page size is no multiple of 16"
+    if variant.page_size % PAGE_MULTIPLE:
+        return f"the page size is no multiple of {PAGE_MULTIPLE}"
     return next((c.reason for c in template.constraints if not c.holds(variant, spec, gpu)), None)

@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from .launchers import Chooser, from_default_table
 # Far beyond any engine's step; what is allocated depends on the steps that come.
 MOST_TOKENS = 2**24
 FEWEST_SEQS = 1024
+# Far more kinds of layers than a model has; each holds a workspace.
+MOST_MADE = 64
 
 
 class HostLengths(NamedTuple):
@@ -40,15 +43,18 @@ class HostLengths(NamedTuple):
         return other is not None and all(map(np.array_equal, self, other))
 
 
-class Attentions:
-    """The attentions that calls need, made as they come, and what they are planned for."""
+class Attentions(threading.local):
+    """The attentions that calls need, made as they come, and what they are planned for.
+
+    Each thread has its own, as if each had made this object. What one thread launches on a device must be on one
+    stream, or ordered by events as if it were, as `HybridAttention` says. At most `MOST_MADE` are held at once.
+    """
 
     def __init__(self, choose: Chooser = from_default_table) -> None:
         self._choose = choose
         self._made: dict[tuple[Any, ...], HybridAttention] = {}
         self._planned_for: dict[HybridAttention, HostLengths] = {}
-        self._read: tuple[Any, ...] = ()
-        self._lengths: HostLengths
+        self._read: tuple[torch.Tensor, torch.Tensor, tuple[int | None, ...], HostLengths] | None = None
 
     def lengths(
         self, cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, on_host: torch.Tensor | None = None,
@@ -66,27 +72,35 @@ class Attentions:
         if None in versions:
             return HostLengths.read(cu_seqlens_q, seqused_k)
         # Held, so that no other tensor takes their place.
-        if not self._read or self._read[0] is not cu_seqlens_q or self._read[1] is not seqused_k or (
-            self._read[2] != versions
-        ):
-            self._lengths = HostLengths.read(cu_seqlens_q, seqused_k)
-            self._read = (cu_seqlens_q, seqused_k, versions)
-        return self._lengths
+        read = self._read
+        if read is not None and read[0] is cu_seqlens_q and read[1] is seqused_k and read[2] == versions:
+            return read[3]
+        lengths = HostLengths.read(cu_seqlens_q, seqused_k)
+        self._read = cu_seqlens_q, seqused_k, versions, lengths
+        return lengths
 
-    def planned(self, spec: AttentionSpec, page_size: int, lengths: HostLengths) -> HybridAttention:
-        """The attention of a layer, planned for `lengths`."""
+    def planned(self, spec: AttentionSpec, page_size: int, q: torch.Tensor, lengths: HostLengths) -> HybridAttention:
+        """The attention of a layer where `q` is, planned for `lengths`."""
         max_seqs = max(FEWEST_SEQS, 1 << (len(lengths.query_lens) - 1).bit_length())
-        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        key = (spec, page_size, max_seqs, device)
+        key = (spec, page_size, max_seqs, q.device)
         attention = self._made.get(key)
         if attention is None:
-            attention = HybridAttention(spec, page_size, MOST_TOKENS, max_seqs, choose=self._choose)
-            self._made[key] = attention
+            attention = self._make(key, q)
         if not lengths.equals(self._planned_for.get(attention)):
             # A plan that fails leaves none behind.
             self._planned_for.pop(attention, None)
             attention.plan(*lengths)
             self._planned_for[attention] = lengths
+        return attention
+
+    def _make(self, key: tuple[Any, ...], q: torch.Tensor) -> HybridAttention:
+        spec, page_size, max_seqs, _ = key
+        # Whichever device is the current one.
+        with torch.cuda.device_of(q):
+            attention = HybridAttention(spec, page_size, MOST_TOKENS, max_seqs, choose=self._choose)
+        if len(self._made) >= MOST_MADE:
+            self._planned_for.pop(self._made.pop(next(iter(self._made))), None)
+        self._made[key] = attention
         return attention
 
 

@@ -3,14 +3,17 @@
 # pyright: basic
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from numpy.typing import ArrayLike
 
+from ..kernel_templates.batch import MAX_SEQUENCES, MAX_TOKENS
 from ..kernel_templates.errors import BatchError, SpecError
-from ..kernel_templates.launch import Tensors
+from ..kernel_templates.launch import ANY, Tensors, check_tensor
 from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.template import PAGE_MULTIPLE
 from ..kernel_templates.variant import Variant
 from .custom_op import hybrid_attention_op, register
 from .launchers import Chooser, Launchers, from_default_table, present_place
@@ -31,12 +34,18 @@ class FeatureTensors(TypedDict, total=False):
     tree_mask: torch.Tensor | None
 
 
+FEATURES = tuple(FeatureTensors.__annotations__)
+
+
 class HybridAttention:
     """One kind of attention layer over a paged cache, in batches of at most `max_tokens` and `max_seqs`.
 
-    `plan` once for each step, then `run` for each layer of this spec. On the current CUDA device, or on the CPU where
-    Triton interprets. All steps and layers run on one stream: they share workspaces. `choose` says which variant to
-    launch (default: `from_default_table`; of another table: `lambda *asked: table.lookup(*asked).variant`).
+    `plan` once for each step, then `run` for each layer of this spec. On the CUDA device that is the current one when
+    this is made and whenever `run` is called, or on the CPU where Triton interprets. All steps and layers run on one
+    stream, from one thread at a time: they share plans and workspaces. Pages are of a multiple of 16 tokens. The first
+    runs compile: a step may do so after others, when another variant is chosen or its reduction has another shape.
+    `choose` says which variant to launch (default: `from_default_table`; of another table: `lambda *asked:
+    table.lookup(*asked).variant`).
 
     With `batch_invariant` one variant serves every batch and keys are cut by a sequence's own lengths, so that a row's
     result depends, bit for bit, only on its own sequence: its queries, keys, values, query length and context length,
@@ -51,11 +60,17 @@ class HybridAttention:
         self, spec: AttentionSpec, page_size: int, max_tokens: int, max_seqs: int, *,
         choose: Chooser = from_default_table, batch_invariant: bool = False,
     ) -> None:  # fmt: skip
-        if max_tokens < 1 or max_seqs < 1:
-            raise BatchError(f"max_tokens and max_seqs must be at least 1, not {max_tokens} and {max_seqs}")
+        if not isinstance(spec, AttentionSpec):
+            raise SpecError(f"the layer must be an AttentionSpec, such as AttentionSpec(32, 8, 128), not {spec!r}")
+        if not _is_whole(page_size, MAX_TOKENS) or page_size % PAGE_MULTIPLE:
+            raise SpecError(f"page_size must be a multiple of {PAGE_MULTIPLE} from {PAGE_MULTIPLE}, not {page_size!r}")
+        for name, limit, most in (("max_tokens", max_tokens, MAX_TOKENS), ("max_seqs", max_seqs, MAX_SEQUENCES)):
+            if not _is_whole(limit, most):
+                raise BatchError(f"{name} must be a whole number from 1 to {most}, not {limit!r}")
         self.spec, self.page_size, self.max_tokens, self.max_seqs = spec, page_size, max_tokens, max_seqs
         self.place = present_place()
         self.device = self.place.device
+        self._index = self.device.index
         self.launchers = Launchers(spec, page_size, (max_seqs, max_tokens), self.place, choose, batch_invariant)
         self._lengths = LengthBuffers(max_seqs, self.device)
         self._remembered: set[object] = set()
@@ -81,8 +96,8 @@ class HybridAttention:
     def plan(self, query_lens: ArrayLike, context_lens: ArrayLike) -> None:
         """Plan the next step: for each sequence its query tokens, and its tokens that are in the cache before them.
 
-        Sequences, arrays or tensors of integers on the host. `run` expects the keys and values of the query tokens in
-        the cache as well. Nothing waits for the device. Raises `BatchError` for what is beyond the limits.
+        Sequences, arrays or tensors of integers on the host, which are copied. `run` expects the keys and values of the
+        query tokens in the cache as well. Nothing waits for the device. Raises `BatchError` beyond the limits.
         """
         lengths = self.checked(query_lens, context_lens)
         self.check_not_capturing()
@@ -92,8 +107,9 @@ class HybridAttention:
     def plan_graph(self, query_lens: ArrayLike, context_lens: ArrayLike) -> GraphPlan:
         """Plan the largest batch that a graph captured next is to serve, and choose its variant by it.
 
-        The graph serves every batch with no more sequences and query tokens, of any lengths; in a batch-invariant
-        attention of lengths up to the longest here. `run` once before the capture, as with any Triton kernel.
+        The graph serves every batch with no more sequences and query tokens, of lengths up to what the block table
+        that is captured has pages for; in a batch-invariant attention up to the longest here. `run` once before the
+        capture, as with any Triton kernel: the first launches compile.
         """
         self.check_not_capturing()
         planned = GraphPlan(self, self.checked(query_lens, context_lens))
@@ -121,13 +137,18 @@ class HybridAttention:
         Tensors as `Tensors` says; `features` are those of them that the layer needs. q and out may have more rows
         than query tokens are planned, and block_table more than sequences: what is past them is left alone. Without
         `out` a new tensor. lse: [num_tokens, num_q_heads] float32. Raises `SpecError` for tensors that are not the
-        layer's, and `BatchError` for too few rows.
+        layer's, features that it does not take and another current device, and `BatchError` for too few rows.
         """
+        if not isinstance(q, torch.Tensor):
+            raise SpecError(f"q must be a tensor, not {type(q).__name__}")
         if out is None:
             out = q.new_empty((*q.shape[:2], self.spec.value_dim))
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
-        f = features.get
-        given = f("sinks"), f("alibi_slopes"), f("k_scale"), f("v_scale"), f("tree_mask")
+        f = features.pop
+        given = (f("sinks", None), f("alibi_slopes", None), f("k_scale", None), f("v_scale", None),
+                 f("tree_mask", None))  # fmt: skip
+        if features:
+            raise SpecError(f"run takes no tensor {next(iter(features))!r}; it takes {', '.join(FEATURES)}")
         if torch.compiler.is_compiling():
             hybrid_attention_op(q, k_cache, v_cache, block_table, out, lse, *given, self.handle)
         else:
@@ -141,14 +162,17 @@ class HybridAttention:
         """`run` into given tensors; features in the order of `FeatureTensors`."""
         step = self._planned()
         self._check(q, k_cache, v_cache, block_table, out)
-        _, kv, num_tokens, longest_kv = step.lengths
-        rows, outs, (seqs, pages) = q.shape[0], out.shape[0], block_table.shape
-        if rows < num_tokens or outs < num_tokens or seqs < len(kv):
-            raise BatchError(f"{num_tokens} query tokens of {len(kv)} sequences are planned, which needs as many rows "
-                             f"of q and out and of block_table, not {rows}, {outs} and {seqs}")
-        if pages * self.page_size < longest_kv:
-            raise BatchError(f"the longest sequence has {longest_kv} keys, and a row of block_table pages for "
-                             f"{pages * self.page_size}")
+        if self._index is not None and torch.cuda.current_device() != self._index:
+            raise SpecError(f"the current device must be this attention's, {self.device}, not "
+                            f"cuda:{torch.cuda.current_device()}")
+        rows, (seqs, pages) = min(q.shape[0], out.shape[0]), block_table.shape
+        mask = features[-1]
+        if isinstance(mask, torch.Tensor) and mask.dim():
+            rows = min(rows, mask.shape[0])
+        keys = pages * self.page_size
+        step.lengths.check_fits(rows, seqs, keys)
+        if isinstance(step, GraphPlan) and self._is_capturing():
+            step.note_captured(rows, seqs, keys)
         lengths = self._lengths
         step.launcher(lse is not None).run(Tensors(
             q, k_cache, v_cache, block_table, lengths.query_start_loc, lengths.kv_lens, out, *features, lse=lse
@@ -167,8 +191,11 @@ class HybridAttention:
 
     def check_not_capturing(self) -> None:
         """Raise `BatchError` while the current stream is captured: a graph would repeat this step's plan."""
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self._is_capturing():
             raise BatchError("a step cannot be planned while a graph is captured: plan, and run once, before")
+
+    def _is_capturing(self) -> bool:
+        return self._index is not None and torch.cuda.is_current_stream_capturing()
 
     def _planned(self) -> Step:
         if self._step is None:
@@ -181,26 +208,31 @@ class HybridAttention:
     ) -> None:  # fmt: skip
         """Raise `SpecError` for tensors that are not the layer's. What was right once is not looked at again."""
         given = (q, k_cache, v_cache, block_table, out)
-        signature = (q.shape[1:], k_cache.shape[1:], v_cache.shape[1:], out.shape[1:], block_table.dim(),
-                     *[(t.dtype, t.device, t.stride(-1)) for t in given])  # fmt: skip
+        try:
+            signature = (q.shape[1:], k_cache.shape[1:], v_cache.shape[1:], out.shape[1:], block_table.dim(),
+                         k_cache.shape[0] == v_cache.shape[0], *[(t.dtype, t.device, t.stride(-1)) for t in given])
+        except (AttributeError, IndexError):
+            # No tensor, or none with an axis: what follows says which.
+            signature = None
         if signature in self._remembered:
             return
         spec, (dtype, cache_dtype) = self.spec, self._dtypes
-        cache = (self.page_size, spec.num_kv_heads)
+        cache = (ANY, self.page_size, spec.num_kv_heads)
         for name, tensor, shape, wanted in (
-            ("q", q, (spec.num_q_heads, spec.head_dim), dtype),
+            ("q", q, (ANY, spec.num_q_heads, spec.head_dim), dtype),
             ("k_cache", k_cache, (*cache, spec.head_dim), cache_dtype),
             ("v_cache", v_cache, (*cache, spec.value_dim), cache_dtype),
-            ("out", out, (spec.num_q_heads, spec.value_dim), dtype),
-            ("block_table", block_table, block_table.shape[1:] if block_table.dim() == 2 else (-1,), torch.int32),
+            ("out", out, (ANY, spec.num_q_heads, spec.value_dim), dtype),
+            ("block_table", block_table, (ANY, ANY), torch.int32),
         ):
-            is_there = tensor.device == self.device
-            if tuple(tensor.shape[1:]) != shape or tensor.dtype != wanted or tensor.stride(-1) != 1 or not is_there:
-                rows = ", ".join("any" if size < 0 else str(size) for size in shape)
-                raise SpecError(
-                    f"{name} must be [any, {rows}] in {wanted} on {self.device} with a contiguous last axis, not "
-                    f"{list(tensor.shape)} in {tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
-                )
+            check_tensor(name, tensor, shape, wanted, self.device)
+        if len(k_cache) != len(v_cache):
+            raise SpecError(f"k_cache and v_cache must have as many pages, not {len(k_cache)} and {len(v_cache)}")
         if len(self._remembered) >= MOST_REMEMBERED:
             self._remembered.clear()
         self._remembered.add(signature)
+
+
+def _is_whole(number: object, most: int) -> bool:
+    """Whether `number` is an integer, a bool aside, from 1 to `most`."""
+    return isinstance(number, Integral) and not isinstance(number, bool) and 1 <= int(number) <= most

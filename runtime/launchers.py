@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket
+from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket, BatchSummary
 from ..kernel_templates.device import present_gpu
 from ..kernel_templates.errors import GpuError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
@@ -116,7 +116,7 @@ class Launchers:
 
     def _variant(self, step: StepLengths, return_lse: bool) -> Variant:
         """The variant chosen for a step; the likeliest other one where that cannot write a log-sum-exp and must."""
-        bucket = self._usual or BatchBucket.of_lengths(*step.lengths)
+        bucket = self._usual or BatchSummary.of_lengths(step.lengths).bucket()
         variant = self._choose(self._spec, bucket, self._page_size, self._place.gpu)
         if variant.page_size != self._page_size:
             raise VariantError(f"variant {variant.key()!r} was chosen for pages of {self._page_size}")

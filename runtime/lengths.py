@@ -32,19 +32,30 @@ class StepLengths(NamedTuple):
 
     @classmethod
     def of(cls, query_lens: ArrayLike, context_lens: ArrayLike) -> StepLengths:
-        """Those of integers on the host [num_seqs]. Raises `BatchError` for any other."""
+        """Copies of integers on the host [num_seqs]. Raises `BatchError` for any other."""
         lengths = Lengths.of(_on_host("query_lens", query_lens), _on_host("context_lens", context_lens))
         kv = lengths.query + lengths.context
-        num_tokens = int(lengths.query.sum())
-        if not num_tokens:
-            raise BatchError("a batch needs at least one query token")
-        return cls(lengths, kv, num_tokens, int(kv.max()))
+        return cls(lengths, kv, int(lengths.query.sum()), int(kv.max()))
 
     def check(self, max_tokens: int, max_seqs: int) -> StepLengths:
         """These, if they are within the limits. Raises `BatchError` where they are not."""
         if self.num_seqs > max_seqs or self.num_tokens > max_tokens:
             raise BatchError(f"{self.num_seqs} sequences with {self.num_tokens} query tokens are more than the "
                              f"{max_seqs} sequences and {max_tokens} query tokens that this attention was made for")
+        return self
+
+
+    def check_fits(self, rows: int, seqs: int, keys: int) -> StepLengths:
+        """These, if tensors of so many rows, rows of the block table and keys in each of those have room for them.
+
+        Raises `BatchError` where they have not.
+        """
+        if rows < self.num_tokens or seqs < len(self.kv):
+            raise BatchError(f"{self.num_tokens} query tokens of {len(self.kv)} sequences need as many rows of q, out "
+                             f"and tree_mask, and of block_table, not {rows} and {seqs}")
+        if keys < self.longest_kv:
+            raise BatchError(f"the longest sequence has {self.longest_kv} keys, and a row of block_table pages for "
+                             f"{keys}")
         return self
 
 

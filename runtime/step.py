@@ -51,20 +51,32 @@ class Step:
 
 
 class GraphPlan(Step):
-    """The plan of one captured size: the variant chosen for its largest step, with addresses and a grid that stay."""
+    """The plan of one captured size: the variant chosen for its largest step, with addresses and a grid that stay.
+
+    A replay reads the very tensors that `run` was captured with: a step must have room in them.
+    """
 
     def __init__(self, attention: HybridAttention, largest: StepLengths) -> None:
         super().__init__(attention)
         self._largest = largest
+        self._captured: tuple[int, int, int] | None = None
         self.begin(largest)
+
+    def note_captured(self, rows: int, seqs: int, keys: int) -> None:
+        """Remember what captured tensors have room for, as in `StepLengths.check_fits`: the least of each."""
+        known = self._captured or (rows, seqs, keys)
+        self._captured = min(known[0], rows), min(known[1], seqs), min(known[2], keys)
 
     def plan(self, query_lens: ArrayLike, context_lens: ArrayLike) -> None:
         """Plan a step that the captured graph is then replayed for; lengths as in `HybridAttention.plan`.
 
-        Raises `BatchError` for more sequences or query tokens than the largest step has; in a batch-invariant
-        attention, for longer sequences too.
+        Raises `BatchError` for more sequences or query tokens than the largest step has, or the captured tensors have
+        rows for; for longer sequences than the captured block table has pages for, or, in a batch-invariant attention,
+        than the longest of the largest step.
         """
         lengths = self._attention.checked(query_lens, context_lens)
+        if self._captured:
+            lengths.check_fits(*self._captured)
         self._attention.check_not_capturing()
         for launcher in {id(each): each for each in (self._launcher, self._with_lse) if each}.values():
             launcher.plan(lengths.lengths, self._attention.device)

@@ -49,7 +49,9 @@ def unified_attention(
     unchanged as far as PyTorch counts; a tensor made in inference mode has no such count and is read anew. (What other
     kernels write into a tensor PyTorch does not count: pass a new view with each step.) To wait for nothing, pass
     copies of both in the host's memory as `cu_seqlens_q_cpu` and `seqused_k_cpu`, or as `attention` one of this layer
-    that is planned, which is also what a captured graph needs. Raises `SpecError` for what is not supported, by name.
+    that is planned, which is also what a captured graph needs. Each thread has attentions and workspaces of its own;
+    its calls on one device must be on one stream, or ordered by events as if they were, and q's device the current
+    one. Raises `SpecError` for what is not supported, by name.
     """
     _refuse({
         "causal": causal is not True,
@@ -73,12 +75,13 @@ def unified_attention(
     )  # fmt: skip
     if attention is None:
         lengths = _shared.lengths(cu_seqlens_q, seqused_k, cu_seqlens_q_cpu, seqused_k_cpu)
-        attention = _shared.planned(spec, k.shape[1], lengths)
+        attention = _shared.planned(spec, k.shape[1], q, lengths)
     elif attention.spec != spec:
         raise SpecError(f"the given attention is of layer {attention.spec.key()}, not of {spec.key()}")
-    scale = functools.partial(_scale, num_kv_heads=spec.num_kv_heads) if spec.has_fp8_cache else _none
+    scales = k_descale, v_descale
+    k_scale, v_scale = (_scale(scale, spec.num_kv_heads) for scale in scales) if spec.has_fp8_cache else (None, None)
     attention.run(q, k, v, block_table, out, sinks=_float32(sinks), alibi_slopes=_float32(alibi_slopes),
-                  k_scale=scale(k_descale), v_scale=scale(v_descale))  # fmt: skip
+                  k_scale=k_scale, v_scale=v_scale)  # fmt: skip
 
 
 def _refuse(asked: dict[str, bool]) -> None:
@@ -112,12 +115,13 @@ def _scale(descale: torch.Tensor | None, num_kv_heads: int) -> torch.Tensor | No
     """A scale for each KV head [num_kv_heads] of one for all, or of one for each sequence and head."""
     if descale is None:
         return None
-    of_heads = descale[0] if descale.dim() == 2 else descale
+    if not isinstance(descale, torch.Tensor):
+        raise SpecError(f"a scale must be a tensor, not a {type(descale).__name__}")
+    of_heads = descale[0] if descale.dim() == 2 and len(descale) else descale
+    if of_heads.shape not in ((), (1,), (num_kv_heads,)):
+        raise SpecError(f"a scale must be one number, or [num_seqs, {num_kv_heads}], not {list(descale.shape)}")
     return of_heads.float().expand(num_kv_heads).contiguous()
 
 
-def _none(_: torch.Tensor | None) -> None:
-    return None
-
-
+# For each thread its own.
 _shared = Attentions()

@@ -220,7 +220,7 @@ def test_a_tensor_that_is_no_row_of_its_dtype_is_refused(wrong: torch.Tensor):
     tensors = dataclasses.replace(Checker(spec, batch, 16, "cpu").tensors, k_scale=wrong)
     launcher = make_launcher(variant_of("fused", 16, block_n=16), spec, INTERPRETER)
     launcher.plan(batch, "cpu")
-    with pytest.raises(SpecError, match=r"the tensor 'k_scale' must be contiguous in torch\.float32, not"):
+    with pytest.raises(SpecError, match=r"k_scale must be \[2\] in torch\.float32 on cpu with a contiguous last"):
         launcher.run(tensors)
 
 

@@ -3,8 +3,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_tuner.kernel_templates.batch import Batch, BatchBucket, BatchSummary, Shape, minimum_traffic
+from attention_tuner.kernel_templates.batch import (
+    MAX_TOKENS,
+    Batch,
+    BatchBucket,
+    BatchSummary,
+    Shape,
+    minimum_traffic,
+)
 from attention_tuner.kernel_templates.errors import BatchError
+from attention_tuner.kernel_templates.lengths import Lengths
 from attention_tuner.kernel_templates.spec import FP8_DTYPES, AttentionSpec
 
 SEQUENCES = st.lists(st.tuples(st.integers(0, 4096), st.integers(0, 10**6)), min_size=1, max_size=40).filter(
@@ -134,24 +142,26 @@ def test_a_shape_joins_layer_and_bucket():
 def test_lengths_have_the_bucket_of_their_batch(sequences: list[tuple[int, int]], dtype: type):
     batch = Batch(tuple(sequences))
     query_lens, context_lens = (list(column) for column in zip(*sequences, strict=True))
+    assert BatchSummary.of_lengths(Lengths.of(query_lens, context_lens)) == BatchSummary.of(batch)
     for columns in ((query_lens, context_lens), (np.array(query_lens, dtype), np.array(context_lens, dtype))):
-        assert BatchSummary.of_lengths(*columns) == BatchSummary.of(batch)
         assert BatchBucket.of_lengths(*columns) == BatchBucket.of(batch)
 
 
 def test_lengths_are_not_changed_and_may_sum_to_more_than_32_bits():
-    query_lens, context_lens = np.array([9, 1, 0], np.int32), np.array([2**31 - 10, 2**31 - 2, 7], np.int32)
-    summary = BatchSummary.of_lengths(query_lens, context_lens)
-    assert summary == BatchSummary(1, 1, 2**31 - 1, 2**31 - 1, 1, 9, 2**31 - 1)
-    assert (query_lens.tolist(), context_lens.tolist()) == ([9, 1, 0], [2**31 - 10, 2**31 - 2, 7])
+    contexts = [MAX_TOKENS - 9, MAX_TOKENS - 1, MAX_TOKENS - 1, 7]
+    lengths = Lengths.of(np.array([9, 1, 1, 0], np.int32), np.array(contexts, np.int32))
+    before = [column.tolist() for column in lengths]
+    assert BatchSummary.of_lengths(lengths) == BatchSummary(2, 2, 2 * MAX_TOKENS, MAX_TOKENS, 1, 9, MAX_TOKENS)
+    assert [column.tolist() for column in lengths] == before
 
 
 @pytest.mark.parametrize(("query_lens", "context_lens"), [
     ([], []), ([0, 0], [3, 4]), ([1, -1], [3, 4]), ([1, 1], [3, -4]), ([1, 2], [3]), ([[1]], [[1]]), (1, 1),
-])
+    ([1.5], [3]), ([1], [MAX_TOKENS]), (["1"], [3]),
+])  # fmt: skip
 def test_lengths_that_are_no_batch_are_refused(query_lens: list[int], context_lens: list[int]):
     with pytest.raises(BatchError):
-        BatchSummary.of_lengths(query_lens, context_lens)
+        BatchBucket.of_lengths(query_lens, context_lens)
 
 
 SERVED = st.lists(st.tuples(st.integers(1, 4096), st.integers(16, 10**6)), min_size=1, max_size=40)

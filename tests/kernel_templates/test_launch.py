@@ -1,10 +1,20 @@
+from typing import Any
+
 import pytest
+import torch
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
-from attention_tuner.kernel_templates.errors import BatchError, VariantError
+from attention_tuner.kernel_templates.errors import BatchError, SpecError, VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.launch import Launcher, make_launcher, query_start_locs
+from attention_tuner.kernel_templates.launch import (
+    PLAIN,
+    Launcher,
+    Tensors,
+    features_of,
+    make_launcher,
+    query_start_locs,
+)
 from attention_tuner.kernel_templates.spec import AttentionSpec
 
 SPEC, BATCH = AttentionSpec(4, 2, 64), Batch.parse("1x16@32,2x1@40")
@@ -57,3 +67,34 @@ def test_what_is_reserved_is_kept_to():
     for text in ("3x1@1", "1x10@1"):
         with pytest.raises(BatchError, match="up to 2 sequences and 9 query tokens, not for"):
             launcher.plan(Batch.parse(text), "cpu")
+
+
+SINKS, LSE = torch.zeros(4), torch.zeros(3, 4)
+
+
+def tensors(**features: Any) -> Tensors:
+    empty = torch.empty(0)
+    return Tensors(torch.empty(3, 4, 64), *[empty] * 6, **features)
+
+
+def test_the_features_of_a_launch_are_its_tensors():
+    assert features_of(tensors(), SPEC) is PLAIN
+    assert features_of(tensors(lse=LSE), SPEC) == PLAIN._replace(lse=LSE, stride_lse=4)
+    found = features_of(tensors(sinks=SINKS), AttentionSpec(4, 2, 64, has_sinks=True))
+    assert found.sinks is SINKS
+    assert found == PLAIN._replace(sinks=SINKS)
+
+
+@pytest.mark.parametrize(("more", "given", "message"), [
+    ({}, {"sinks": SINKS}, "takes no tensor 'sinks', which is given"),
+    ({"has_sinks": True}, {}, "needs the tensor 'sinks', which is not given"),
+    ({"has_sinks": True}, {"sinks": SINKS, "k_scale": SINKS}, "takes no tensor 'k_scale', which is given"),
+    ({"has_alibi": True}, {"alibi_slopes": SINKS[:1]}, r"alibi_slopes must be \[4\] in torch.float32 on cpu .* \[1\]"),
+    ({}, {"lse": LSE[:, :2]}, r"lse must be \[any, 4\] .*, not \[3, 2\] in torch.float32"),
+    ({}, {"lse": LSE.double()}, r"lse must be \[any, 4\] in torch.float32 .*, not \[3, 4\] in torch.float64"),
+    ({}, {"lse": LSE.to("meta")}, "lse must be .* on cpu .*, not .* on meta"),
+    ({}, {"lse": LSE.T.contiguous().T}, r"lse must be .* contiguous last axis, not .* with strides \(1, 3\)"),
+])  # fmt: skip
+def test_features_that_are_not_the_layers_are_refused(more: Any, given: dict[str, torch.Tensor], message: str):
+    with pytest.raises(SpecError, match=message):
+        features_of(tensors(**given), AttentionSpec(4, 2, 64, **more))

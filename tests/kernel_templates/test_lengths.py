@@ -34,6 +34,19 @@ def test_integers_of_any_width_and_strides_are_taken(dtype: type):
     assert Lengths.of([3, 1], [4, 7]).num_seqs == 2
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_lengths_are_copies_that_a_caller_who_fills_its_arrays_anew_does_not_change(dtype: type):
+    query, context = np.array([3, 1], dtype), np.array([4, 7], dtype)
+    lengths = Lengths.of(query, context)
+    query[:], context[:] = 9, 9
+    assert [column.tolist() for column in lengths] == [[3, 1], [4, 7]]
+
+
+def test_lengths_without_a_query_token_are_refused():
+    with pytest.raises(BatchError, match="a batch needs at least one query token"):
+        Lengths.of([0, 0], [4, 7])
+
+
 def test_lengths_are_their_own():
     lengths = Lengths.of([1], [5])
     assert Lengths.of_batch(lengths) is lengths

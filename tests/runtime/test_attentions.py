@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+
 import numpy as np
 import pytest
 import torch
-from attention_samples import SPEC
+from attention_samples import SPEC, SPLIT
 
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.runtime import attentions as module
 from attention_tuner.runtime.attentions import Attentions, HostLengths
+from attention_tuner.runtime.hybrid_attention import HybridAttention
+
+# Of a query only the device matters here.
+Q = torch.empty(0)
 
 
 def host(query_lens: list[int], context_lens: list[int]) -> HostLengths:
@@ -45,13 +53,13 @@ def test_lengths_are_read_again_when_they_may_have_changed(monkeypatch: pytest.M
 
 def test_a_layer_is_planned_once_for_each_set_of_lengths():
     attentions = Attentions()
-    attention = attentions.planned(SPEC, 16, host([3, 1], [37, 69]))
+    attention = attentions.planned(SPEC, 16, Q, host([3, 1], [37, 69]))
     planned = attention._step  # pyright: ignore
     attention.plan = None  # pyright: ignore
-    assert attentions.planned(SPEC, 16, host([3, 1], [37, 69])) is attention
+    assert attentions.planned(SPEC, 16, Q, host([3, 1], [37, 69])) is attention
     assert attention._step is planned  # pyright: ignore
     with pytest.raises(TypeError):
-        attentions.planned(SPEC, 16, host([3, 1], [37, 70]))
+        attentions.planned(SPEC, 16, Q, host([3, 1], [37, 70]))
 
 
 def test_lengths_that_were_read_are_not_the_tensors_themselves():
@@ -73,10 +81,10 @@ def test_layers_pages_and_many_sequences_have_attentions_of_their_own():
     attentions = Attentions()
     few, many = host([1], [9]), host([1] * 1025, [9] * 1025)
     window = AttentionSpec(4, 2, 64, "float16", sliding_window=9)
-    found = [attentions.planned(*given) for given in ((SPEC, 16, few), (window, 16, few), (SPEC, 32, few),
-                                                      (SPEC, 16, many))]  # fmt: skip
+    found = [attentions.planned(*given) for given in ((SPEC, 16, Q, few), (window, 16, Q, few), (SPEC, 32, Q, few),
+                                                      (SPEC, 16, Q, many))]  # fmt: skip
     assert len(set(found)) == 4
-    assert attentions.planned(SPEC, 16, few) is found[0]
+    assert attentions.planned(SPEC, 16, Q, few) is found[0]
     assert [attention.spec for attention in found] == [SPEC, window, SPEC, SPEC]
     assert found[3].max_seqs == 2048
 
@@ -84,10 +92,43 @@ def test_layers_pages_and_many_sequences_have_attentions_of_their_own():
 def test_a_plan_that_fails_leaves_none_behind():
     attentions = Attentions()
     good = host([3], [37])
-    attention = attentions.planned(SPEC, 16, good)
+    attention = attentions.planned(SPEC, 16, Q, good)
     with pytest.raises(BatchError, match="negative lengths"):
-        attentions.planned(SPEC, 16, host([3], [-1]))
+        attentions.planned(SPEC, 16, Q, host([3], [-1]))
     calls: list[object] = []
     attention.plan = lambda *lengths: calls.append(lengths)
-    attentions.planned(SPEC, 16, good)
+    attentions.planned(SPEC, 16, Q, good)
     assert calls == [good]
+
+
+def test_each_thread_has_attentions_of_its_own_that_are_chosen_alike():
+    attentions = Attentions(choose=lambda *_: SPLIT)
+    lengths = host([1], [9])
+    here = attentions.planned(SPEC, 16, Q, lengths)
+    found: list[HybridAttention] = []
+    thread = threading.Thread(target=lambda: found.append(attentions.planned(SPEC, 16, Q, lengths)))
+    thread.start()
+    thread.join()
+    (there,) = found
+    assert there is not here
+    assert there.variant == here.variant == SPLIT
+    assert attentions.planned(SPEC, 16, Q, lengths) is here
+
+
+def test_each_device_has_an_attention():
+    attentions = Attentions()
+    lengths = host([1], [9])
+    assert attentions.planned(SPEC, 16, Q.to("meta"), lengths) is not attentions.planned(SPEC, 16, Q, lengths)
+
+
+def test_the_oldest_attention_is_given_up_for_another_when_there_are_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MOST_MADE", 2)
+    attentions, lengths = Attentions(), host([1], [9])
+    first, second = (attentions.planned(SPEC, page_size, Q, lengths) for page_size in (16, 32))
+    gone = weakref.ref(first)
+    attentions.planned(SPEC, 48, Q, lengths)
+    assert attentions.planned(SPEC, 32, Q, lengths) is second
+    assert attentions.planned(SPEC, 16, Q, lengths) is not first
+    del first
+    gc.collect()
+    assert gone() is None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attention_samples import GPU_SPEC, SPEC, SPLIT, checker_of, made, plan, run
@@ -20,6 +21,7 @@ from attention_tuner.runtime.hybrid_attention import HybridAttention
 from attention_tuner.runtime.launchers import from_default_table
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 
 def test_each_plan_serves_the_runs_after_it():
     attention = made()
@@ -107,14 +109,31 @@ def test_what_is_not_planned_or_too_small_is_refused():
     with pytest.raises(BatchError, match="nothing is planned: call plan before run"):
         run(attention, t)
     plan(attention, "4x1@40")
-    with pytest.raises(BatchError, match=r"4 query tokens of 4 sequences are planned, which needs .* not 3, 3 and 3"):
+    with pytest.raises(BatchError, match=r"4 query tokens of 4 sequences need as many rows of q, .* not 3 and 3"):
         run(attention, t)
     plan(attention, "3x1@80")
     with pytest.raises(BatchError, match="the longest sequence has 81 keys, and a row of block_table pages for 64"):
         run(attention, t)
-    for limits in ((0, 1), (1, 0)):
-        with pytest.raises(BatchError, match="must be at least 1, not"):
-            made(SPEC, *limits)
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    (("llama", 16, 8, 4), SpecError, r"the layer must be an AttentionSpec, such as .*, not 'llama'"),
+    ((SPEC, 17, 8, 4), SpecError, "page_size must be a multiple of 16 from 16, not 17"),
+    ((SPEC, 0, 8, 4), SpecError, "page_size must be a multiple of 16 from 16, not 0"),
+    ((SPEC, "16", 8, 4), SpecError, "page_size must be a multiple of 16 from 16, not '16'"),
+    ((SPEC, 16.0, 8, 4), SpecError, "page_size must be a multiple of 16 from 16, not 16.0"),
+    ((SPEC, 16, 25.6, 4), BatchError, "max_tokens must be a whole number from 1 to 1073741823, not 25.6"),
+    ((SPEC, 16, 0, 4), BatchError, "max_tokens must be a whole number from 1 to 1073741823, not 0"),
+    ((SPEC, 16, 8, True), BatchError, "max_seqs must be a whole number from 1 to 65536, not True"),
+    ((SPEC, 16, 8, 2**40), BatchError, "max_seqs must be a whole number from 1 to 65536, not 1099511627776"),
+])  # fmt: skip
+def test_what_no_attention_can_be_made_of_is_refused_in_a_sentence(arguments: Any, error: Any, message: str):
+    with pytest.raises(error, match=message):
+        HybridAttention(*arguments)
+
+
+def test_limits_may_be_numpys_integers():
+    assert HybridAttention(SPEC, *np.array([16, 8, 4])).kv_lens.shape == (4,)
 
 
 @pytest.mark.parametrize(("name", "change", "message"), [
@@ -123,9 +142,14 @@ def test_what_is_not_planned_or_too_small_is_refused():
     ("k_cache", lambda t: t[:, :8], r"k_cache must be \[any, 16, 2, 64\]"),
     ("v_cache", lambda t: t.transpose(1, 2), r"v_cache must be \[any, 16, 2, 64\]"),
     ("v_cache", lambda t: t.mT.contiguous().mT, r"v_cache must be .*with strides \(2048, 128, 1, 2\)"),
-    ("block_table", lambda t: t.long(), r"block_table must be \[any, 4\] in torch.int32"),
+    ("v_cache", lambda t: t[1:], r"k_cache and v_cache must have as many pages, not 11 and 10"),
+    ("block_table", lambda t: t.long(), r"block_table must be \[any, any\] in torch.int32"),
+    ("block_table", lambda t: t.tolist(), r"block_table must be \[any, any\] .*, not a list"),
+    ("block_table", lambda t: t[0, 0], r"block_table must be \[any, any\] .*, not \[\] in torch.int32"),
     ("block_table", lambda t: t[0], r"block_table must be \[any, any\] in torch.int32"),
     ("out", lambda t: t[..., :32], r"out must be \[any, 4, 64\]"),
+    ("q", lambda _: None, r"q must be a tensor, not NoneType"),
+    ("k_cache", lambda _: None, r"k_cache must be \[any, 16, 2, 64\] .*, not a NoneType"),
     ("q", lambda t: t.to("meta"), r"not \[3, 4, 64\] in torch.float16 on meta"),
 ])  # fmt: skip
 def test_tensors_that_are_not_the_layers_are_refused_in_a_sentence(name: str, change: Any, message: str):
@@ -136,6 +160,83 @@ def test_tensors_that_are_not_the_layers_are_refused_in_a_sentence(name: str, ch
     wrong = dataclasses.replace(t, **{name: change(getattr(t, name))})
     with pytest.raises(SpecError, match=message):
         run(attention, wrong, out=wrong.out)
+
+
+FEATURED = AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2", has_sinks=True, has_tree_mask=True)
+
+
+@pytest.mark.parametrize(("name", "wrong", "message"), [
+    ("k_scale", torch.ones(1), r"k_scale must be \[2\] in torch.float32 on cpu .*, not \[1\] in torch.float32"),
+    ("k_scale", torch.ones(2, 1), r"k_scale must be \[2\]"),
+    ("k_scale", torch.tensor(0.5), r"k_scale must be \[2\] .*, not \[\] in"),
+    ("v_scale", 0.5, r"v_scale must be \[2\] .*, not a float"),
+    ("v_scale", torch.ones(2, device="meta"), r"v_scale must be \[2\] in torch.float32 on cpu .* on meta"),
+    ("sinks", torch.ones(1), r"sinks must be \[4\]"),
+    ("sinks", torch.ones(4).half(), r"sinks must be \[4\] in torch.float32"),
+    ("tree_mask", torch.ones(3, 1).long(), r"tree_mask must be \[any\] in torch.int64"),
+    ("tree_mask", [1, 3, 7], r"tree_mask must be \[any\] .*, not a list"),
+    ("alibi_slopes", torch.ones(4), r"takes no tensor 'alibi_slopes', which is given"),
+])  # fmt: skip
+def test_tensors_of_features_that_are_not_the_layers_are_refused_in_a_sentence(name: str, wrong: Any, message: str):
+    attention = made(FEATURED)
+    t = checker_of("1x3@40", FEATURED).tensors
+    plan(attention, "1x3@40")
+    with pytest.raises(SpecError, match=message):
+        run(attention, dataclasses.replace(t, **{name: wrong}), out=t.out)
+    assert t.out.isnan().all()
+
+
+@pytest.mark.parametrize("name", ["sinks", "tree_mask", "k_scale"])
+def test_a_feature_that_a_plain_layer_does_not_take_is_refused(name: str):
+    attention = made()
+    t = checker_of("1x3@40").tensors
+    plan(attention, "1x3@40")
+    with pytest.raises(SpecError, match=f"takes no tensor '{name}', which is given"):
+        run(attention, dataclasses.replace(t, **{name: torch.ones(4, dtype=torch.int64)}))
+
+
+def test_a_tree_mask_has_a_row_for_each_query_token_that_is_planned():
+    attention = made(FEATURED)
+    checker = checker_of("1x4@40", FEATURED)
+    t = checker.tensors
+    plan(attention, "1x4@40")
+    with pytest.raises(BatchError, match=r"4 query tokens of 1 sequences need .* tree_mask, .* not 3 and 1"):
+        run(attention, dataclasses.replace(t, tree_mask=t.tree_mask[:3]))  # pyright: ignore
+    # One that q is padded for needs no more rows than are planned.
+    padded = dataclasses.replace(t, q=torch.cat((t.q, t.q)))
+    assert checker.judge(run(attention, padded)[:4]).passed
+
+
+def test_a_misspelt_feature_is_refused():
+    spec = AttentionSpec(4, 2, 64, "float16", has_sinks=True)
+    attention = made(spec)
+    t = checker_of("1x3@40", spec).tensors
+    plan(attention, "1x3@40")
+    with pytest.raises(SpecError, match="run takes no tensor 'sink'; it takes sinks, alibi_slopes, k_scale, v_scale"):
+        attention.run(t.q, t.k_cache, t.v_cache, t.block_table, sink=t.sinks)  # pyright: ignore
+
+
+def test_arrays_of_lengths_may_be_filled_anew_after_they_are_planned(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(templates(), "plain", dataclasses.replace(FUSED, name="plain", writes_lse=False))
+    checker = checker_of("2x1@70", lse=True)
+    fused = from_default_table(SPEC, BatchBucket.of(checker.batch), 16, INTERPRETER)
+    attention = made(choose=lambda *_: Variant.of("plain", 16, fused.as_dict()))
+    query_lens, context_lens = np.array([1, 1]), np.array([70, 70])
+    attention.plan(query_lens, context_lens)
+    query_lens[:], context_lens[:] = 2, 3
+    # The launcher that writes a log-sum-exp is planned only now.
+    assert checker.judge(*run(attention, checker.tensors, return_lse=True)).passed
+
+
+def test_another_current_device_is_refused(monkeypatch: pytest.MonkeyPatch):
+    attention = made()
+    t = checker_of("1x3@40").tensors
+    plan(attention, "1x3@40")
+    # As if it were on a GPU.
+    attention._index = 0  # pyright: ignore
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    with pytest.raises(SpecError, match="the current device must be this attention's, cpu, not cuda:1"):
+        run(attention, t)
 
 
 def test_variants_share_one_workspace_which_does_not_grow_again():
@@ -189,10 +290,17 @@ def test_one_default_variant_serves_as_well():
     assert checker.judge(run(attention, checker.tensors)).passed
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_current_device_is_refused_on_a_gpu():
+    attention = HybridAttention(GPU_SPEC, 16, 64, 4)
+    checker = checker_of("2x1@40", GPU_SPEC, "cuda")
+    plan(attention, checker.batch)
+    with torch.cuda.device(1), pytest.raises(SpecError, match="must be this attention's, cuda:0, not cuda:1"):
+        run(attention, checker.tensors)
+    assert checker.judge(run(attention, checker.tensors)).passed
 
 
-# Inductor imports what torch itself calls deprecated.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.gpu
 # Of what inductor imports.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -43,6 +43,24 @@ def test_more_than_there_is_room_for_is_refused(query_lens: list[int], message: 
         step.check(8, 2)
 
 
+@pytest.mark.parametrize("hold", [np.array, torch.tensor])
+def test_lengths_are_copies_of_what_the_caller_holds(hold: Callable[[list[int]], Any]):
+    query_lens, context_lens = hold([3, 1]), hold([0, 9])
+    step = StepLengths.of(query_lens, context_lens)
+    query_lens[:], context_lens[:] = 7, 7
+    assert [column.tolist() for column in step.lengths] == [[3, 1], [0, 9]]
+
+
+def test_tensors_with_too_little_room_are_refused():
+    step = StepLengths.of([3, 1], [0, 9])
+    assert step.check_fits(4, 2, 10) is step
+    for room in ((3, 2, 10), (4, 1, 10)):
+        with pytest.raises(BatchError, match=f"4 query tokens of 2 sequences need .*, not {room[0]} and {room[1]}"):
+            step.check_fits(*room)
+    with pytest.raises(BatchError, match="the longest sequence has 10 keys, and a row of block_table pages for 9"):
+        step.check_fits(4, 2, 9)
+
+
 def test_lengths_are_written_to_buffers_that_stay():
     buffers = LengthBuffers(4, "cpu")
     places = buffers.query_start_loc.data_ptr(), buffers.kv_lens.data_ptr()

@@ -70,6 +70,47 @@ def test_the_plan_of_a_graph_keeps_its_variant_its_addresses_and_its_grid(monkey
             graph.plan(query_lens, [3] * len(query_lens))
 
 
+def test_a_graph_is_planned_only_for_what_the_captured_tensors_have_room_for(monkeypatch: pytest.MonkeyPatch):
+    attention = made()
+    graph = attention.plan_graph([1] * 4, [90] * 4)
+    wide, narrow = checker_of("4x1@90").tensors, checker_of("3x1@40").tensors
+    graph.plan([1] * 3, [40] * 3)
+    # What is not captured is not read again.
+    run(attention, narrow)
+    graph.plan([1] * 4, [90] * 4)
+    monkeypatch.setattr(attention, "_is_capturing", lambda: True)
+    run(attention, wide)
+    monkeypatch.undo()
+    graph.plan([1] * 4, [wide.block_table.shape[1] * 16 - 1] * 4)
+    with pytest.raises(BatchError, match="the longest sequence has 113 keys, and a row of block_table pages for 112"):
+        graph.plan([1], [wide.block_table.shape[1] * 16])
+    graph.plan([1] * 3, [40] * 3)
+    monkeypatch.setattr(attention, "_is_capturing", lambda: True)
+    run(attention, narrow)
+    monkeypatch.undo()
+    # The narrowest and the fewest rows count, whichever graph they are of.
+    with pytest.raises(BatchError, match="the longest sequence has 91 keys, and a row of block_table pages for"):
+        graph.plan([1], [90])
+    with pytest.raises(BatchError, match=r"4 query tokens of 4 sequences need .*, not 3 and 3"):
+        graph.plan([1] * 4, [9] * 4)
+    assert attention.kv_lens.tolist()[:4] == [41, 41, 41, 0]
+
+
+@pytest.mark.gpu
+def test_a_replay_past_the_captured_block_table_is_refused_on_a_gpu():
+    attention = HybridAttention(GPU_SPEC, 16, 64, 4)
+    planned = attention.plan_graph([1] * 4, [40] * 4)
+    t = checker_of("4x1@40", GPU_SPEC, "cuda").tensors
+    run(attention, t, out=t.out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(attention, t, out=t.out)
+    most = t.block_table.shape[1] * 16
+    planned.plan([1] * 4, [most - 1] * 4)
+    with pytest.raises(BatchError, match=f"has {most + 1} keys, and a row of block_table pages for {most}"):
+        planned.plan([1] * 4, [most] * 4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_a_captured_graph_serves_changing_lengths_on_a_gpu(batch_invariant: bool):

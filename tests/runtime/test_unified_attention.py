@@ -132,6 +132,23 @@ def test_queries_in_bfloat16_over_a_cache_in_8_bits():
         right(call, expected)
 
 
+@pytest.mark.parametrize(("wrong", "found"), [
+    (0.5, "a tensor, not a float"), (torch.ones(3), r"or \[num_seqs, 2\], not \[3\]"),
+    (torch.ones(1, 1, 2), r"not \[1, 1, 2\]"), (torch.ones(0, 2), r"not \[0, 2\]"),
+])  # fmt: skip
+def test_scales_of_other_shapes_are_refused(wrong: Any, found: str):
+    call, _ = call_of([(3, 40)], (8, 2), 64, "cpu", fp8=True)
+    with pytest.raises(SpecError, match=f"a scale must be .*{found}"):
+        unified_attention(**call | {"k_descale": wrong})
+    assert call["out"].isnan().all()
+
+
+def test_as_many_sinks_as_heads_are_needed():
+    call, _ = call_of([(3, 40)], (4, 2), 64, "cpu")
+    with pytest.raises(SpecError, match=r"sinks must be \[4\]"):
+        unified_attention(**call | {"sinks": torch.ones(1)})
+
+
 def test_what_the_default_device_is_makes_no_difference(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_shared", Attentions())
     call, expected = call_of([(1, 132), (5, 18), (29, 63)], (8, 2), 64, "cpu", fp8=True)
