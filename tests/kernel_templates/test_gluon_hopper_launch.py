@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 from gluon_samples import HOPPER, SPEC, variant_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gluon_hopper_launch import GluonHopperLauncher, rows_view
 from attention_tuner.kernel_templates.launch import make_launcher
+from attention_tuner.kernel_templates.room import Limit, Room
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Value
 from attention_tuner.tuner.check import Checker
@@ -100,6 +103,29 @@ def test_in_few_waves_there_are_no_more_units_than_programs():
     assert num_units("1x1@131071", 1, SPEC) == 128
     assert num_units("1x512@32256", 1, AttentionSpec(8, 1, 128)) == 128
     assert num_units("1x512@32256", 4, AttentionSpec(8, 1, 128)) > 4 * HOPPER.num_sms
+
+
+@given(
+    st.lists(st.tuples(st.one_of(st.integers(0, 9), st.integers(1, 700)), st.one_of(st.integers(0, 300),
+             st.integers(0, 200_000))), min_size=1, max_size=40).filter(lambda seqs: any(q for q, _ in seqs)),
+    st.integers(0, 5), st.integers(0, 900), st.sampled_from(((32, 8), (8, 1), (7, 1), (64, 64))),
+    st.sampled_from((0, 1, 2, 4)), st.sampled_from((1, 4)), st.sampled_from((64, 128)),
+    st.sampled_from(("kernel", "last_program")),
+)  # fmt: skip
+@settings(deadline=None, max_examples=300, derandomize=True)
+def test_what_is_reserved_is_enough_for_every_smaller_batch(
+    sequences: list[tuple[int, int]], more_seqs: int, more_tokens: int, heads: tuple[int, int], waves: int, weight: int,
+    block_n: int, reduction: str,
+):  # fmt: skip
+    batch = Batch(tuple(sequences))
+    variant = variant_of(waves=waves, long_weight=weight, block_n=block_n, reduction=reduction)
+    launcher = GluonHopperLauncher(variant, AttentionSpec(*heads, 128), HOPPER)
+    c = launcher.constants
+    limit = Limit(batch.num_seqs + more_seqs, batch.num_tokens + more_tokens, launcher.spec.group_size, c.long, c.short,
+                  launcher.combine_rows, launcher.short_partials)
+    work, room = launcher.work_list(batch), launcher.room(limit)
+    need = Room(len(work.items), len(work.entries), work.partial_rows)
+    assert room.holds(need), (room, need)
 
 
 MIXED = "1x300@1000,7x1@2047,1x1@9000,3x6@700,1x100@0,1x1@5,1x2@127,1x8@31"
