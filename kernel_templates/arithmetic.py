@@ -25,7 +25,7 @@ def shift_of(dtype):
 
 @triton.jit
 def weights(exponents, SHIFT: tl.constexpr):
-    """2 to the exponents, of which none is above SHIFT but by rounding: that of scores of many millions is many."""
+    """2 to the exponents. None is above SHIFT but by rounding, which is by several where scores are many millions."""
     if SHIFT > 0.0:
         exponents = tl.minimum(exponents, SHIFT + HALF_SLACK, propagate_nan=ANY_NAN)
     return tl.exp2(exponents)
