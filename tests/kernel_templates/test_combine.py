@@ -85,7 +85,9 @@ def test_the_reduction_is_launched_early_and_waits_where_the_gpu_can():
     found = json.loads(done.stdout)
     assert {"fused", "gluon_hopper"} <= {template for _, template, _ in found}
     for target, _, (attention, *reductions) in found:
-        can = target != "sm_80"
+        # Where the last program of a tile merges there are none.
+        can = target != "sm_80" and bool(reductions)
         assert attention[1:] == [False, ["launch_dependents"] if can else []]
-        # Of one row a program, and of more.
-        assert reductions == [["combine_kernel", can, ["wait"] if can else []]] * 2
+        assert all(each == ["combine_kernel", can, ["wait"] if can else []] for each in reductions)
+    # Of one row a program, and of more.
+    assert {len(reductions) for _, template, (_, *reductions) in found if template == "fused"} == {2}
