@@ -14,6 +14,7 @@ from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gluon_hopper_launch import GluonHopperLauncher, rows_view
 from attention_tuner.kernel_templates.launch import make_launcher
+from attention_tuner.kernel_templates.reference import paged_attention
 from attention_tuner.kernel_templates.room import Limit, Room
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Value
@@ -159,6 +160,27 @@ def test_it_is_right(spec: AttentionSpec, page_size: int):
         variant = variant_of(page_size, **{"block_n": width, **changes})
         found = checker.check(make_launcher(variant, spec, gpu))
         assert found.passed, f"{variant.key()}: {found.detail}"
+
+
+@pytest.mark.gpu
+def test_in_float16_many_keys_count_beside_one_that_outweighs_each():
+    gpu = present_gpu()
+    assert gpu is not None
+    spec, batch = AttentionSpec(2, 1, 64, "float16", scale=1.0), Batch.parse("1x1@511,1x100@400")
+    tensors = Checker(spec, batch, 16, "cuda").tensors
+    # All values are 1 and all scores 0, but for one key's.
+    tensors.q.fill_(0.25)
+    tensors.k_cache.fill_(0)
+    tensors.v_cache.fill_(1)
+    for page in tensors.block_table[:, 0].tolist():
+        tensors.k_cache[page, 3] = 18 / 16
+        tensors.v_cache[page, 3] = 0
+    oracle, _ = paged_attention(tensors, batch, spec, torch.float64)
+    for reduction in ("kernel", "last_program"):
+        launcher = make_launcher(variant_of(waves=4, reduction=reduction), spec, gpu)
+        launcher.plan(batch, "cuda")
+        launcher.run(tensors)
+        assert torch.allclose(tensors.out.double(), oracle, rtol=2e-2)
 
 
 @pytest.mark.gpu
