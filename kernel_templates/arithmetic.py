@@ -12,15 +12,32 @@ LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
 # Probabilities in float16 are multiplied by 2 to this power, so that those of very many keys, each of little weight,
 # do not vanish.
 HALF_SHIFT: tl.constexpr = tl.constexpr(15.0)
+# What is left up to float16's largest number, a little less than 2^16.
+HALF_SLACK: tl.constexpr = tl.constexpr(0.9)
+ANY_NAN: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)
+
+
+@triton.constexpr_function
+def shift_of(dtype):
+    """The power of 2 that probabilities in `dtype` are multiplied by."""
+    return HALF_SHIFT.value if dtype == tl.float16 else 0.0
+
+
+@triton.jit
+def weights(exponents, SHIFT: tl.constexpr):
+    """2 to the exponents. None is above SHIFT but by rounding, which is by several where scores are many millions."""
+    if SHIFT > 0.0:
+        exponents = tl.minimum(exponents, SHIFT + HALF_SLACK, propagate_nan=ANY_NAN)
+    return tl.exp2(exponents)
 
 
 @triton.jit
 def dot(a, b, WIDEN: tl.constexpr, acc=None):
     """a @ b, plus `acc` if there is one, in float32; products of float32 are IEEE's, not TF32.
 
-    The interpreter multiplies bfloat16 wrongly, so there, and only there, operands are widened.
+    The interpreter multiplies bfloat16 wrongly, so there, and only there, operands in it are widened.
     """
-    if WIDEN:
+    if WIDEN and a.dtype == tl.bfloat16:
         product = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
         return product if acc is None else acc + product
     elif a.dtype == tl.float32:
@@ -31,14 +48,14 @@ def dot(a, b, WIDEN: tl.constexpr, acc=None):
 
 @triton.jit
 def in_half(q):
-    """q, bfloat16, in float16 and divided by a power of two, and that power: the largest element is then near 2^14.
+    """q, bfloat16, in float16, each row divided by a power of two, and those: the largest elements are then near 2^14.
 
     For products with keys in 8 bits, which all GPUs turn into float16 much faster than into bfloat16. Exact but for
-    elements some 2^30 times smaller than the largest of the tile.
+    elements some 2^30 times smaller than the largest of their row.
     """
-    size = tl.maximum(tl.max(tl.max(tl.abs(q.to(tl.float32)), 1), 0), 2.0**-60)
+    size = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), 1), 2.0**-60)
     power = (size.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True) * 2.0**-14
-    return (q.to(tl.float32) / power).to(tl.float16), power
+    return (q.to(tl.float32) / power[:, None]).to(tl.float16), power
 
 
 @triton.jit

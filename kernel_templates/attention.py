@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from .arithmetic import HALF_SHIFT, LOG2_E, LOWEST, dot, in_half, load_tile, logits, narrow
+from .arithmetic import LOG2_E, LOWEST, dot, in_half, load_tile, logits, narrow, shift_of, weights
 from .batch import SHORT_QUERY, TREE_TOKENS
 from .combine import MERGE, merge_if_last, write_rows
 from .plan import ITEM_FIELDS
@@ -40,7 +40,7 @@ def seen(key, stop, rows, features, WINDOW: tl.constexpr):
 
 @triton.jit
 def attend(
-    state, q, k_cache, v_cache, k_desc, v_desc, pages, kv_head, start, stop, rows, features, qk_scale,
+    state, q, k_cache, v_cache, k_desc, v_desc, pages, kv_head, start, stop, rows, features, qk_scales,
     stride_k_page, stride_k_token, stride_v_page, stride_v_token,
     BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
@@ -50,10 +50,12 @@ def attend(
 
     `rows`: of each row its position, the word of its tree mask and its ALiBi slope; of the tile the first key that any
     row sees, the context length, and whether the words count. Without MASKED all keys are visible to all rows and stop
-    is a multiple of BLOCK_N too. The "maximum" may be less by a constant: it is what the exponents are relative to.
+    is a multiple of BLOCK_N too. `qk_scales`: of what is one number for each row, and of scores. The "maximum" may be
+    less by a constant: it is what the exponents are relative to.
     """
     acc, row_max, row_sum = state
-    SHIFT: tl.constexpr = HALF_SHIFT if q.dtype == tl.float16 else 0.0
+    SHIFT: tl.constexpr = shift_of(q.dtype)
+    of_rows, of_scores = qk_scales
     position, low, _, _, _, slope = rows
     K_DIM: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
     V_DIM: tl.constexpr = triton.next_power_of_2(VALUE_DIM)
@@ -86,14 +88,14 @@ def attend(
             )
         scores = dot(q, k.to(q.dtype), WIDEN)
         if MASKED or SOFT_CAP is not None or ALIBI:
-            scores = logits(scores, first, position, slope, qk_scale, SOFT_CAP, ALIBI)
+            scores = logits(scores, first, position, slope, of_scores, SOFT_CAP, ALIBI)
             if MASKED:
                 scores = tl.where(seen(key, stop, rows, features, WINDOW), scores, float("-inf"))
             new_max = tl.maximum(row_max, tl.max(scores, 1) - SHIFT)
-            p = tl.exp2(scores - new_max[:, None])
+            p = weights(scores - new_max[:, None], SHIFT)
         else:
-            new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale - SHIFT)
-            p = tl.exp2(scores * qk_scale - new_max[:, None])
+            new_max = tl.maximum(row_max, tl.max(scores, 1) * of_rows - SHIFT)
+            p = weights(scores * of_scores - new_max[:, None], SHIFT)
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
@@ -107,7 +109,7 @@ def attend(
             v = load_tile(
                 v_cache + v_offset[:, None] + v_dims[None, :], written, v_dims < VALUE_DIM, MASKED, V_DIM != VALUE_DIM
             ).to(q.dtype)
-        acc = dot(p if WIDEN else p.to(v.dtype), v, WIDEN, acc)
+        acc = dot(narrow(p, v.dtype, WIDEN), v, WIDEN, acc)
         row_max = new_max
     return acc, row_max, row_sum
 
@@ -145,9 +147,10 @@ def tile(
     v_head = v_cache + kv_head.to(tl.int64) * stride_v_head
     if features.k_scale is not None:
         qk_scale = qk_scale * tl.load(features.k_scale + kv_head)
-        if q_tile.dtype == tl.bfloat16:
-            q_tile, power = in_half(q_tile)
-            qk_scale = qk_scale * power
+    qk_scales = (qk_scale, qk_scale)
+    if features.k_scale is not None and q_tile.dtype == tl.bfloat16:
+        q_tile, power = in_half(q_tile)
+        qk_scales = (qk_scale * power, (qk_scale * power)[:, None])
 
     # The keys up to `common` are visible to the tile's first row, so to all of its rows; windows aside.
     common = context_len + first_row // GROUP + 1
@@ -167,12 +170,14 @@ def tile(
 
     row_max = tl.full([BLOCK_M], LOWEST, tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
+    SINK_LAST: tl.constexpr = shift_of(q_tile.dtype) > 0.0
     if features.sinks is not None:
         # A sink is a key without a value that one item sees before all others: the first of its tile.
         sink = tl.load(features.sinks + head, mask=valid, other=0.0) * LOG2_E
         is_first = start == low // BLOCK_N * BLOCK_N
-        row_max = tl.where(is_first, tl.maximum(sink, LOWEST), row_max)
-        row_sum = tl.where(is_first, 1.0, row_sum)
+        if not SINK_LAST:
+            row_max = tl.where(is_first, tl.maximum(sink, LOWEST), row_max)
+            row_sum = tl.where(is_first, 1.0, row_sum)
     state = (tl.zeros([BLOCK_M, V_DIM], tl.float32), row_max, row_sum)
     visible = tl.minimum(common, stop) // BLOCK_N * BLOCK_N
     visible = tl.maximum(visible, start)
@@ -183,21 +188,28 @@ def tile(
         outside = tl.maximum(context_len + last_row // GROUP + 1 - WINDOW, 0)
         whole = tl.minimum(tl.maximum(tl.cdiv(outside, BLOCK_N) * BLOCK_N, start), visible)
         state = attend(
-            state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, start, whole, rows, features, qk_scale,
+            state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, start, whole, rows, features, qk_scales,
             stride_k_page, stride_k_token, stride_v_page, stride_v_token,
             BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, 1, TMA, WIDEN, True,
         )  # fmt: skip
     state = attend(
-        state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, whole, visible, rows, features, qk_scale,
+        state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, whole, visible, rows, features, qk_scales,
         stride_k_page, stride_k_token, stride_v_page, stride_v_token,
         BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES, TMA, WIDEN, False,
     )  # fmt: skip
     # The tail is at most a few tiles: pipelining it would only add code and shared memory.
     acc, row_max, row_sum = attend(
-        state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, visible, stop, rows, features, qk_scale,
+        state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, visible, stop, rows, features, qk_scales,
         stride_k_page, stride_k_token, stride_v_page, stride_v_token,
         BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, 1, TMA, WIDEN, True,
     )  # fmt: skip
+    if features.sinks is not None and SINK_LAST:
+        # In float16 after all others: beside a sink that outweighs them, their probabilities would vanish.
+        new_max = tl.where(is_first, tl.maximum(sink, row_max), row_max)
+        shrink = tl.exp2(row_max - new_max)
+        row_sum = row_sum * shrink + tl.where(is_first, tl.exp2(tl.maximum(sink, LOWEST) - new_max), 0.0)
+        acc = acc * shrink[:, None]
+        row_max = new_max
     if features.v_scale is not None:
         acc = acc * tl.load(features.v_scale + kv_head)
 

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from .arithmetic import LOWEST
+from .arithmetic import ANY_NAN, HALF_SLACK, LOWEST, shift_of
 from .batch import SHORT_QUERY
 from .gluon_compat import barrier, copy_to_shared, load_to_shared
 from .gluon_merge import merge_if_last
@@ -152,11 +152,19 @@ def mask(scores, first, position, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def softmax(scores, row_max, row_sum, qk_scale):
-    """The probabilities, the new maximum and sum of each row, and what the accumulator shrinks by."""
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * qk_scale)
+def softmax(scores, row_max, row_sum, qk_scale, DTYPE: gl.constexpr):
+    """The probabilities, the new maximum and sum of each row, and what the accumulator shrinks by.
+
+    Probabilities are multiplied by values of DTYPE. The maximum may be less by a constant, as in `attention.attend`.
+    """
+    SHIFT: gl.constexpr = shift_of(DTYPE)
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * qk_scale - SHIFT)
     shrink = gl.exp2(row_max - new_max)
-    p = gl.exp2(scores * qk_scale - new_max[:, None])
+    exponents = scores * qk_scale - new_max[:, None]
+    if SHIFT > 0.0:
+        # As `arithmetic.weights` does.
+        exponents = gl.minimum(exponents, SHIFT + HALF_SLACK, propagate_nan=ANY_NAN)
+    p = gl.exp2(exponents)
     return p, new_max, row_sum * shrink + gl.sum(p, 1), shrink
 
 
@@ -230,7 +238,7 @@ def attend_short(
         mbarrier.arrive(k_empty.index(stage), count=1)
         if j < num_masked:
             scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
-        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale)
+        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
         p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
         mbarrier.wait(v_full.index(stage), phase)
@@ -263,7 +271,7 @@ def attend_long(
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_empty.index(stage), count=1)
     scores = mask(scores, top, position, BLOCK_N, score_layout)
-    p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale)
+    p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
     p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
     if unwritten > 0:
         mbarrier.wait(v_full.index(stage), phase)
@@ -282,7 +290,7 @@ def attend_long(
         mbarrier.arrive(k_empty.index(stage), count=1)
         if j < num_masked:
             scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
-        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale)
+        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
         acc = warpgroup_mma_wait(0, deps=[next_acc])
         mbarrier.arrive(v_empty.index(last_stage), count=1)
         p = gl.convert_layout(p.to(v_ring.dtype), p_layout)

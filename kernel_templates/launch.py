@@ -196,10 +196,17 @@ class Launcher(abc.ABC):
 
     def start(self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         """Launch `kernel`, or only compile it and remember the result while `compile_only` is set."""
-        # Newer Tritons warn, and later ones change the default, when floating-point fusion is not said explicitly.
-        compiled = kernel.run(*arguments, grid=grid, warmup=self.compile_only, enable_fp_fusion=True, **constants)
+        compiled = run_or_compile(kernel, grid, arguments, constants, self.compile_only)
         if self.compile_only:
             self.compiled.append(compiled)
+
+
+def run_or_compile(
+    kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any], compile_only: bool
+) -> Any:
+    """Launch a Triton kernel, or only compile it as that launch would, and give what was compiled."""
+    # Newer Tritons warn, and later ones change the default, when floating-point fusion is not said explicitly.
+    return kernel.run(*arguments, grid=grid, warmup=compile_only, enable_fp_fusion=True, **constants)
 
 
 def make_launcher(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> Launcher:

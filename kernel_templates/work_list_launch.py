@@ -16,7 +16,7 @@ from .batch import MAX_TOKENS, Batch
 from .combine import combine_kernel
 from .errors import BatchError
 from .gpu import Gpu
-from .launch import LOG2_E, Launcher, Tensors, features_of
+from .launch import LOG2_E, Launcher, Tensors, features_of, run_or_compile
 from .lengths import IntArray, Lengths
 from .limits import Body
 from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, WorkList, fixed_segments, work_list
@@ -86,6 +86,8 @@ class WorkListLauncher(Launcher):
     _counters: torch.Tensor
     _num_items = 0
     _num_entries = 0
+    # Whether both reductions, of one row a program and of more, are compiled. With a fixed split there is one.
+    _has_both = False
     # Items of long and of short sequences.
     _num_planned: tuple[int, int] = (0, 0)
 
@@ -272,21 +274,30 @@ class WorkListLauncher(Launcher):
         spec = self.spec
         arguments = (self._entries, self._counts, t.out, *self._partial, self._partial[1].stride(0),
                      features_of(t, spec), *t.out.stride()[:2])
-        rows = self._rows_of_program()
-        # Of fewer rows more partial results, so that as many loads are on their way together.
-        partials = max(8, 32 // rows)
-        constants = {"GROUP": spec.group_size, "VALUE_DIM": spec.value_dim, "ROWS": rows, "PARTIALS": partials,
-                     "WIDEN": self._widen, "PDL": self.overlaps_reduction, "num_warps": COMBINE_WARPS}  # fmt: skip
-        if self.overlaps_reduction:
-            constants["launch_pdl"] = True
-        self.start(combine_kernel, (self._num_entries, spec.num_kv_heads, COMBINE_ROWS // rows), arguments, constants)
+        chosen = self._rows_of_program()
+        # The first time both are compiled, so that no other batch waits for the compiler.
+        for rows in (chosen,) if self._has_both or self.fixed_split else (1, COMBINE_ROWS):
+            # Of fewer rows more partial results, so that as many loads are on their way together.
+            partials = max(8, 32 // rows)
+            constants = {"GROUP": spec.group_size, "VALUE_DIM": spec.value_dim, "ROWS": rows, "PARTIALS": partials,
+                         "WIDEN": self._widen, "PDL": self.overlaps_reduction, "num_warps": COMBINE_WARPS}  # fmt: skip
+            if self.overlaps_reduction:
+                constants["launch_pdl"] = True
+            grid = (self._num_entries, spec.num_kv_heads, COMBINE_ROWS // rows)
+            if rows == chosen or self.compile_only:
+                self.start(combine_kernel, grid, arguments, constants)
+            else:
+                run_or_compile(combine_kernel, grid, arguments, constants, compile_only=True)
+        self._has_both = True
 
     def _rows_of_program(self) -> int:
         """How many rows one program of the reduction merges: one of an entry's where so many programs run at once.
 
         Then each is over sooner: it has more partial results of its row on their way together. The count of entries
-        that decides is the next power of two, so that a padded grid makes no difference. With a fixed split always as
-        many, because they decide in which order partial results are summed.
+        that decides is that of the grid, rounded up to a power of two so that a padded one makes no difference. Where
+        room is reserved, that is the room for the largest batch, for which the grid has programs: so there mostly
+        `COMBINE_ROWS` are merged, of a small batch too; a smaller reservation, or `exact_grid`, merges one. With a
+        fixed split always as many, because they decide in which order partial results are summed.
         """
         if self.fixed_split is not None:
             return COMBINE_ROWS

@@ -5,7 +5,16 @@ import torch
 import triton
 import triton.language as tl
 
-from attention_tuner.kernel_templates.arithmetic import dot, load_tile, logits, narrow
+from attention_tuner.kernel_templates.arithmetic import (
+    HALF_SHIFT,
+    dot,
+    in_half,
+    load_tile,
+    logits,
+    narrow,
+    shift_of,
+    weights,
+)
 
 
 @triton.jit
@@ -35,6 +44,48 @@ def test_the_interpreter_multiplies_bfloat16_in_float32():
     out = torch.empty(16, 16)
     dot_kernel[(1,)](a, b, out, 16, True)
     assert torch.allclose(out, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+
+
+@triton.jit
+def in_half_kernel(q, out, powers, SIZE: tl.constexpr):
+    row = tl.arange(0, SIZE)
+    place = row[:, None] * SIZE + row[None, :]
+    half, power = in_half(tl.load(q + place))
+    tl.store(out + place, half)
+    tl.store(powers + row, power)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_rows_in_half_are_exact_whatever_the_size_of_others():
+    q = torch.randn(16, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    q *= 2.0 ** torch.arange(-56, 104, 10)[:, None].to(q)
+    q[2], q[3, 5] = 0, torch.inf
+    out, powers = torch.empty(16, 16, dtype=torch.float16), torch.empty(16)
+    in_half_kernel[(1,)](q, out, powers, 16)
+    others = torch.arange(16) != 3
+    assert torch.equal(out[others].double() * powers[others].double()[:, None], q[others].double())
+    largest = out[others & (torch.arange(16) != 2)].abs().amax(1)
+    assert bool(((largest >= 2**14) & (largest < 2**15)).all())
+    assert not bool(out[3].isfinite().all())
+
+
+@triton.jit
+def weights_kernel(x, out, SIZE: tl.constexpr, SHIFT: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    tl.store(out + place, weights(tl.load(x + place), SHIFT).to(out.dtype.element_ty))
+
+
+def test_weights_in_half_have_a_shift_and_never_overflow():
+    shift = HALF_SHIFT.value
+    assert [shift_of(dtype) for dtype in (tl.float16, tl.bfloat16, tl.float32)] == [shift, 0.0, 0.0]
+    x = torch.tensor([-torch.inf, -14.0, 0.0, shift, shift + 0.5, shift + 8, torch.inf, torch.nan])
+    out = torch.empty(8, dtype=torch.float16)
+    weights_kernel[(1,)](x, out, 8, shift)
+    assert torch.equal(out[:5], x[:5].exp2().half())
+    assert bool((out[5:7] > out[4]).all() and out[5:7].isfinite().all() and out[7].isnan())
+    wide = torch.empty(8)
+    weights_kernel[(1,)](x, wide, 8, 0.0)
+    assert torch.equal(wide[:7], x[:7].exp2())
 
 
 @triton.jit

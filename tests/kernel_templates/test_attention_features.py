@@ -160,6 +160,87 @@ def test_a_soft_cap_holds_for_scores_of_ten_thousand(dtype: str):
     assert torch.allclose(tensors.out.double(), oracle, atol=5e-3)
 
 
+# Products are in float16 for the first and the third.
+OF_SMALL_WEIGHTS = [("float16", "auto"), ("bfloat16", "auto"), ("bfloat16", "float8_e4m3fn")]
+# Float16 has no smaller outputs, nor probabilities beside a key.
+OUTWEIGHED = [(dtypes, by, 18.0) for dtypes in OF_SMALL_WEIGHTS for by in ("sink", "key")] + [
+    (dtypes, "sink", 26.0) for dtypes in OF_SMALL_WEIGHTS[1:]
+]
+
+
+@pytest.mark.parametrize(("dtypes", "outweighed_by", "score"), OUTWEIGHED, ids=str)
+def test_many_keys_count_beside_what_outweighs_each(dtypes: tuple[str, str], outweighed_by: str, score: float):
+    spec, batch = AttentionSpec(2, 1, 32, *dtypes, has_sinks=True, scale=1.0), Batch.parse("1x1@511,1x9@300")
+    tensors = Checker(spec, batch, 16, "cpu").tensors
+    assert tensors.sinks is not None
+    # All scores are 0, and all values 1.
+    tensors.q.fill_(0.25)
+    tensors.k_cache.fill_(0)
+    tensors.v_cache.fill_(1)
+    if tensors.k_scale is not None and tensors.v_scale is not None:
+        tensors.k_scale.fill_(1)
+        tensors.v_scale.fill_(1)
+    tensors.sinks.fill_(score if outweighed_by == "sink" else -torch.inf)
+    if outweighed_by == "key":
+        for pages in tensors.block_table[:, 0]:
+            tensors.k_cache[pages, 3] = score / 8
+            tensors.v_cache[pages, 3] = 0
+    for waves in (0, 4):
+        launcher = make_launcher(variant_of("fused", 16, block_n=16, waves=waves), spec, INTERPRETER)
+        launcher.plan(batch, "cpu")
+        launcher.run(tensors)
+        oracle, _ = paged_attention(tensors, batch, spec, torch.float64)
+        assert 1e-10 < oracle.min() < oracle.max() < 1e-5
+        assert torch.allclose(tensors.out.double(), oracle, rtol=2e-2)
+
+
+@pytest.mark.parametrize("unmasked", [False, True])
+def test_scores_that_float32_holds_to_the_next_8_overflow_no_probability(unmasked: bool):
+    spec, batch = AttentionSpec(2, 1, 32, "float16", scale=1.0), Batch.parse("1x1@63" if unmasked else "1x9@40")
+    tensors = Checker(spec, batch, 16, "cpu").tensors
+    draw = torch.Generator().manual_seed(0)
+    tensors.v_cache.normal_(generator=draw)
+    tensors.q.fill_(0)
+    tensors.k_cache.fill_(0)
+    # One product each, so that all scores are the same number.
+    tensors.k_cache[..., 0] = 8192.0
+    for size in range(8200, 8300, 8):
+        tensors.q[..., 0] = size
+        launcher = make_launcher(variant_of("fused", 16, block_n=16), spec, INTERPRETER)
+        launcher.plan(batch, "cpu")
+        launcher.run(tensors)
+        oracle, _ = paged_attention(tensors, batch, spec, torch.float64)
+        assert torch.allclose(tensors.out.double(), oracle, atol=5e-3)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 30.0])
+@pytest.mark.parametrize("row", [torch.inf, torch.nan, 1e30])
+def test_no_row_makes_another_of_its_tile_wrong(row: float, soft_cap: float | None):
+    spec = AttentionSpec(4, 2, 32, kv_dtype="float8_e4m3fn", logits_soft_cap=soft_cap)
+    batch = Batch.parse("1x12@70")
+    checker = Checker(spec, batch, 16, "cpu")
+    checker.tensors.q[5, 1, 7] = row
+    launcher = make_launcher(variant_of("fused", 16, block_n=16), spec, INTERPRETER)
+    launcher.plan(batch, "cpu")
+    launcher.run(checker.tensors)
+    out = checker.tensors.out
+    if row != 1e30 and soft_cap is None:
+        assert bool(out[5, 1].isnan().all())
+    out[5, 1] = checker.oracle[5, 1].to(out)
+    found = checker.judge(out)
+    assert found.passed, found.detail
+
+
+@pytest.mark.parametrize("template", ["unified", "fused"])
+@pytest.mark.parametrize("dtypes", OF_SMALL_WEIGHTS, ids=str)
+def test_sinks_are_right_beside_few_and_many_keys(dtypes: tuple[str, str], template: str):
+    spec = AttentionSpec(8, 2, 32, *dtypes, has_sinks=True)
+    variant = variant_of(template, 32)
+    if template == "unified":
+        variant = Variant.of("unified", 32, SHARED | {"block_m": 16, "block_n": 16, "num_segments": 4})
+    check(variant, spec, Batch.parse("1x3@2000,1x12@40,1x1@3"))
+
+
 def test_a_tree_that_hides_everything_gives_zeros_and_an_infinite_lse():
     spec, batch = AttentionSpec(4, 2, 32, "float16", has_tree_mask=True), Batch.parse("1x5@0,1x3@9,1x1@0")
     for template, waves in (("fused", 0), ("fused", 8)):
@@ -228,6 +309,8 @@ GPU_LAYERS = [
     AttentionSpec(32, 16, 256, sliding_window=4096, logits_soft_cap=50.0),
     AttentionSpec(64, 8, 64, sliding_window=128, has_sinks=True),
     AttentionSpec(32, 8, 128, kv_dtype="float8_e4m3fn"),
+    AttentionSpec(64, 8, 64, kv_dtype="float8_e4m3fn", has_sinks=True),
+    AttentionSpec(64, 8, 64, "float16", has_sinks=True),
     AttentionSpec(8, 8, 80, "float16", kv_dtype="float8_e5m2", has_alibi=True),
     AttentionSpec(16, 16, 192, v_head_dim=128, has_tree_mask=True),
     AttentionSpec(71, 1, 96, has_sinks=True, has_alibi=True, has_tree_mask=True, sliding_window=1000),

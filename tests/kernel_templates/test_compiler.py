@@ -160,6 +160,19 @@ def test_the_estimate_is_at_most_a_tile_of_probabilities_too_high(facts: dict[Jo
         assert least <= facts[name, spec, variant].shared_bytes <= most, f"{name} {variant.key()}"
 
 
+def test_the_code_does_not_depend_on_the_batch():
+    variant = Variant.of("unified", 16, unified(16, 16).as_dict() | {"num_segments": 16})
+    found: list[StaticFacts] = []
+    with CompilePool(processes=2, limit_s=120) as pool:
+        # Of one sequence, few, or many to merge.
+        for text in ("1x1@9", "1x1@60000", "64x1@60000"):
+            pool.submit(CompileJob(variant, SPEC, TARGETS["sm_90"], Batch.parse(text)))
+        while pool.pending:
+            found += [result for _, result in pool.results(10) if isinstance(result, StaticFacts)]
+    assert len(found) == 3
+    assert len({facts.code_hash for facts in found}) == 1
+
+
 def bodies(variant: Variant) -> tuple[Body, ...]:
     return unified_bodies(variant) if variant.template == "unified" else fused_bodies(variant)
 

@@ -6,12 +6,16 @@ from typing import Any
 import pytest
 import torch
 from gluon_samples import HOPPER, SPEC, variant_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gluon_hopper_launch import GluonHopperLauncher, rows_view
 from attention_tuner.kernel_templates.launch import make_launcher
+from attention_tuner.kernel_templates.reference import paged_attention
+from attention_tuner.kernel_templates.room import Limit, Room
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Value
 from attention_tuner.tuner.check import Checker
@@ -102,6 +106,29 @@ def test_in_few_waves_there_are_no_more_units_than_programs():
     assert num_units("1x512@32256", 4, AttentionSpec(8, 1, 128)) > 4 * HOPPER.num_sms
 
 
+@given(
+    st.lists(st.tuples(st.one_of(st.integers(0, 9), st.integers(1, 700)), st.one_of(st.integers(0, 300),
+             st.integers(0, 200_000))), min_size=1, max_size=40).filter(lambda seqs: any(q for q, _ in seqs)),
+    st.integers(0, 5), st.integers(0, 900), st.sampled_from(((32, 8), (8, 1), (7, 1), (64, 64))),
+    st.sampled_from((0, 1, 2, 4)), st.sampled_from((1, 4)), st.sampled_from((64, 128)),
+    st.sampled_from(("kernel", "last_program")),
+)  # fmt: skip
+@settings(deadline=None, max_examples=300, derandomize=True)
+def test_what_is_reserved_is_enough_for_every_smaller_batch(
+    sequences: list[tuple[int, int]], more_seqs: int, more_tokens: int, heads: tuple[int, int], waves: int, weight: int,
+    block_n: int, reduction: str,
+):  # fmt: skip
+    batch = Batch(tuple(sequences))
+    variant = variant_of(waves=waves, long_weight=weight, block_n=block_n, reduction=reduction)
+    launcher = GluonHopperLauncher(variant, AttentionSpec(*heads, 128), HOPPER)
+    c = launcher.constants
+    limit = Limit(batch.num_seqs + more_seqs, batch.num_tokens + more_tokens, launcher.spec.group_size, c.long, c.short,
+                  launcher.combine_rows, launcher.short_partials)
+    work, room = launcher.work_list(batch), launcher.room(limit)
+    need = Room(len(work.items), len(work.entries), work.partial_rows)
+    assert room.holds(need), (room, need)
+
+
 MIXED = "1x300@1000,7x1@2047,1x1@9000,3x6@700,1x100@0,1x1@5,1x2@127,1x8@31"
 
 
@@ -133,6 +160,27 @@ def test_it_is_right(spec: AttentionSpec, page_size: int):
         variant = variant_of(page_size, **{"block_n": width, **changes})
         found = checker.check(make_launcher(variant, spec, gpu))
         assert found.passed, f"{variant.key()}: {found.detail}"
+
+
+@pytest.mark.gpu
+def test_in_float16_many_keys_count_beside_one_that_outweighs_each():
+    gpu = present_gpu()
+    assert gpu is not None
+    spec, batch = AttentionSpec(2, 1, 64, "float16", scale=1.0), Batch.parse("1x1@511,1x100@400")
+    tensors = Checker(spec, batch, 16, "cuda").tensors
+    # All values are 1 and all scores 0, but for one key's.
+    tensors.q.fill_(0.25)
+    tensors.k_cache.fill_(0)
+    tensors.v_cache.fill_(1)
+    for page in tensors.block_table[:, 0].tolist():
+        tensors.k_cache[page, 3] = 18 / 16
+        tensors.v_cache[page, 3] = 0
+    oracle, _ = paged_attention(tensors, batch, spec, torch.float64)
+    for reduction in ("kernel", "last_program"):
+        launcher = make_launcher(variant_of(waves=4, reduction=reduction), spec, gpu)
+        launcher.plan(batch, "cuda")
+        launcher.run(tensors)
+        assert torch.allclose(tensors.out.double(), oracle, rtol=2e-2)
 
 
 @pytest.mark.gpu

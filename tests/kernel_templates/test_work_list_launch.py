@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +178,51 @@ def test_a_row_has_a_program_of_its_own_where_all_run_at_once(text: str, rows: i
         launcher.run(Checker(AttentionSpec(32, 8, 64), Batch.parse("1x1@5"), 16, "cpu").tensors)
         _, ((_, _, shares), constants) = found
         assert (constants["ROWS"], shares) == (rows, 4 // rows)
+
+
+@pytest.mark.parametrize("text", ["1x1@9", "1x1@60000", "64x1@60000"])
+def test_compiled_ahead_are_the_reductions_of_all_batches(text: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
+    monkeypatch.setattr(work_list_launch, "COMBINE_ROWS", 4)
+    launcher = make_launcher(SPLIT, AttentionSpec(32, 8, 64), TARGETS["sm_90"])
+    launcher.compile_only = True
+    found: list[dict[str, Any]] = []
+    launcher.start = lambda kernel, grid, arguments, constants: found.append(constants)
+    launcher.plan(Batch.parse(text), "cpu")
+    launcher.run(Checker(AttentionSpec(32, 8, 64), Batch.parse("1x1@5"), 16, "cpu").tensors)
+    assert [(each["ROWS"], each["PARTIALS"]) for each in found[1:]] == [(1, 32), (4, 8)]
+
+
+def test_the_first_reduction_has_the_other_compiled_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
+    monkeypatch.setattr(work_list_launch, "COMBINE_ROWS", 4)
+    spec = AttentionSpec(32, 8, 64)
+    tensors = Checker(spec, Batch.parse("1x1@5"), 16, "cpu").tensors
+    for fixed_split in (None, (1024, 8192)):
+        found: list[tuple[int, bool]] = []
+        kernel = SimpleNamespace(run=lambda *_, warmup, ROWS, found=found, **others: found.append((ROWS, warmup)))
+        monkeypatch.setattr(work_list_launch, "combine_kernel", kernel)
+        monkeypatch.setattr(work_list_launch, "attention_kernel", SimpleNamespace(run=lambda *_, **others: None))
+        launcher = make_launcher(SPLIT, spec, TARGETS["sm_90"])
+        launcher.fixed_split = fixed_split
+        for text in ("64x1@60000", "1x1@60000"):
+            launcher.plan(Batch.parse(text), "cpu")
+            launcher.run(tensors)
+        assert found == ([(4, False)] * 2 if fixed_split else [(1, True), (4, False), (1, False)])
+
+
+def test_room_for_a_large_batch_decides_how_many_rows_a_program_merges(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
+    monkeypatch.setattr(work_list_launch, "COMBINE_ROWS", 4)
+    rows: list[int] = []
+    for num_seqs, exact_grid in ((None, False), (1, False), (256, False), (256, True)):
+        launcher = make_launcher(SPLIT, AttentionSpec(32, 8, 64), TARGETS["sm_90"])
+        launcher.exact_grid = exact_grid
+        if num_seqs:
+            launcher.reserve(num_seqs, num_seqs, "cpu")
+        launcher.plan(Batch.parse("1x1@60000"), "cpu")
+        rows.append(launcher._rows_of_program())  # pyright: ignore
+    assert rows == [1, 1, 4, 1]
 
 
 @pytest.mark.parametrize("seed", range(3))
