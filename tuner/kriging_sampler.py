@@ -19,6 +19,8 @@ LOG_RATE, LOG_RATE_ELSEWHERE = 0.0, -2.0
 SLOW = 0.5
 # Of the candidates of which something is expected, so many of the fastest and so many of the others are remembered.
 MOST_EXPECTED = 50
+# A candidate without a time is at least so much slower than slow ones, as a logarithm.
+LEAST_PENALTY = 1.0
 # With so many trials ended here, what was measured elsewhere has nothing to add and only blurs the last percents.
 ENOUGH = 40
 
@@ -72,8 +74,10 @@ class KrigingSampler(RankingSampler):
         losses = np.concatenate([self.values[ended], expected + self._best(ended[timed])])
         has_time = np.append(timed, np.full(len(expected), True))
         slow = np.quantile(losses[has_time], SLOW)
-        # As far beyond what is slow as the best is from it, so that the sampler keeps away.
-        losses = np.where(has_time, np.minimum(losses, slow), 2 * slow - losses[has_time].min())
+        # As far beyond what is slow as the best is from it, so that the sampler keeps away; where most are as fast as
+        # the best, far all the same.
+        failed = slow + max(slow - losses[has_time].min(), LEAST_PENALTY)
+        losses = np.where(has_time, np.minimum(losses, slow), failed)
         return (losses - losses.mean()) / (losses.std() or 1.0)
 
     def _remembered(self, ended: Rows) -> Rows:

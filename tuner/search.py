@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -70,14 +71,8 @@ class Search:
         self.costs = Costs(task, run.gpu.is_interpreter)
         self.newest = ""
         self.neighbours = neighbours(task, run)
-        recording = run.executor.recording
-        if only is not None:
-            self._valid = self._first = tuple(only)
-        else:
-            self._valid = recording.variants(task) if recording else survey(
-                task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
-            self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
-        self._study = Study(self._valid, self._first, run.settings.sampler, run.settings.seed)
+        self._only = only
+        self._noted: list[Outcome] = []
         self._proven: deque[Variant] = deque()
         self._asked = 0
         # Asked for: compiled, or still to be.
@@ -89,9 +84,35 @@ class Search:
         self._is_over = False
         self._best_ms: float | None = None
 
+    @functools.cached_property
+    def _valid(self) -> Sequence[Variant]:
+        """The variants that may be tried. Like what follows from them, found when they are needed: it takes seconds."""
+        if self._only is not None:
+            return tuple(self._only)
+        task, recording = self.task, self.run.executor.recording
+        return recording.variants(task) if recording else survey(
+            task.spec, BatchBucket.of(task.batch), task.page_size, self.run.gpu).valid
+
+    @functools.cached_property
+    def _first(self) -> tuple[Variant, ...]:
+        """Those to be tried first."""
+        if self._only is not None:
+            return tuple(self._only)
+        return first_variants(self.task, self.run.gpu, self.neighbours, frozenset(self._valid))
+
+    @functools.cached_property
+    def _study(self) -> Study:
+        """What chooses the others, told all that is known."""
+        study = Study(self._valid, self._first, self.run.settings.sampler, self.run.settings.seed)
+        for outcome in self._noted:
+            study.tell(outcome)
+        return study
+
     @property
     def baseline(self) -> Variant | None:
         """The timed variant that the others are held against: the default, or else the first that was to be tried."""
+        if not self.timed:
+            return None
         return next((variant for variant in (*self._first, *self.timed) if variant in self.timed), None)
 
     def reuse(self) -> None:
@@ -140,6 +161,9 @@ class Search:
         Where the run has time left, the first few are tried even then, and what has begun may end a little later.
         """
         late = min(self.run.deadline, deadline + OVERRUN_S)
+        self.run.timed[self.task] = self.timed
+        if self.run.executor.clock() >= late:
+            return
         self.run.listener.started(self.task, len(self._valid), self.result.reused)
         self.look_around()
         self.ask_ahead()
@@ -168,7 +192,6 @@ class Search:
                 if not self._waiting:
                     break
                 self._collect(min(POLL_S, end - self.run.executor.clock()))
-        self.run.timed[self.task] = self.timed
         if self.run.builds is not None:
             self.run.builds.forget()
 
@@ -291,7 +314,9 @@ class Search:
         run.store.add_trial(TrialRecord(run.run_id, self.setting, environment, outcome, self._facts(variant)))
 
     def _note(self, outcome: Outcome) -> None:
-        self._study.tell(outcome)
+        self._noted.append(outcome)
+        if "_study" in self.__dict__:
+            self._study.tell(outcome)
         self.result.count(outcome)
         if isinstance(outcome, Timed):
             self.timed[outcome.variant] = outcome.timing

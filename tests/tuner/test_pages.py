@@ -12,7 +12,7 @@ from attention_tuner.kernel_templates.outcome import BestConfig
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.tuner.pages import compare, read_lengths, token_bytes
 
-SMALL, MIDDLE, LARGE = (Batch.parse(text) for text in ("2x1@48", "8x1@4000", "64x1@60000"))
+SMALL, MIDDLE, LARGE = (Batch.parse(text) for text in ("8x1@1100", "8x1@2000", "8x1@4000"))
 WINDOWED = replace(SPEC, sliding_window=1024)
 ONE = {SPEC: 1}
 
