@@ -57,25 +57,26 @@ def default_table(gpu: Gpu) -> ConfigTable:
 
 
 def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Sequence[str | os.PathLike[str]] = (),
-               chain: Chain | None = None) -> ConfigTable:
+               chain: Chain | None = None, named: set[str] | None = None) -> ConfigTable:
     """A fresh snapshot of the database `where` (default: `default_path()`), then of `files`, in their order, then of
     what ships for `gpu` and those that the chain lets lend, or for any: of configs that are alike the earlier answers.
 
     `files` are exports in any format that `read_configs` reads. A missing database is not an error. Raises `StoreError`
     when `where` is given, is there and cannot be read; the default database is then set aside with a warning, as is a
-    file. Raises `InputError` for a `gpu` or `files` of another type.
+    file, once for all loads with the same `named`. Raises `InputError` for a `gpu` or `files` of another type.
     """
+    named = set() if named is None else named
     if gpu is not None:
         _require_gpu(gpu)
     paths = listed(files)
     own, checks, losses = _checked(where)
     places = [own] if own is not None else []
     for path in paths:
-        with _set_aside("exported configs"):
+        with _set_aside("exported configs", named):
             rows, exported = rows_of(path, checks.judge)
             places.append(rows)
             losses = [*losses, *exported.losses]
-    shipped = _shipped(gpu, chain.like if chain else ())
+    shipped = _shipped(gpu, named, chain.like if chain else ())
     places.append(made(shipped.configs, "shipped", checks.judge))
     return ConfigTable(places, _environment, chain, Losses([*losses, *shipped.losses]))
 
@@ -86,7 +87,7 @@ def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
     A file that cannot be read is set aside with a warning; what it holds about another GPU than its name says is never
     served.
     """
-    return _shipped(gpu).configs
+    return _shipped(gpu, set()).configs
 
 
 def listed(files: object) -> tuple[str | os.PathLike[str], ...]:
@@ -103,13 +104,13 @@ def _require_gpu(gpu: object) -> None:
         raise InputError(f"cannot look up the GPU {gpu!r}, of type {type(gpu).__name__}; expected a Gpu")
 
 
-def _shipped(gpu: Gpu | None, like: Sequence[str] = ()) -> Exported:
+def _shipped(gpu: Gpu | None, named: set[str], like: Sequence[str] = ()) -> Exported:
     """What ships for the model of `gpu` and those called as in `like`, or for all."""
     found = Exported([])
     slugs = {gpu.slug, *(replace(gpu, name=name).slug for name in like)} if gpu is not None else None
     for path in sorted(SHIPPED.glob("*.json")):
         if slugs is None or path.stem in slugs:
-            with _set_aside("shipped configs"):
+            with _set_aside("shipped configs", named):
                 exported = read_json(path)
                 found.configs.extend(config for config in exported.configs if config.gpu.slug == path.stem)
                 found.losses.extend(exported.losses)
@@ -117,12 +118,15 @@ def _shipped(gpu: Gpu | None, like: Sequence[str] = ()) -> Exported:
 
 
 @contextmanager
-def _set_aside(what: str) -> Generator[None]:
-    """Turns a file that cannot be read into a warning."""
+def _set_aside(what: str, named: set[str]) -> Generator[None]:
+    """Turns a file that cannot be read into a warning, unless that is in `named`, to which it is added."""
     try:
         yield
     except StoreError as error:
-        warnings.warn(f"a file of {what} is set aside: {error}", stacklevel=5)
+        message = f"a file of {what} is set aside: {error}"
+        if message not in named:
+            named.add(message)
+            warnings.warn(message, stacklevel=5)
 
 
 def _checked(where: str | None) -> _Stored:

@@ -168,3 +168,14 @@ def test_what_one_snapshot_named_the_next_does_not(store: Store, make_config: Ma
         store.put_best(written(config, number))
         assert live.refresh() is True
         assert live.lookup(config.shape.spec, HYBRID, 16, config.gpu).config is not None
+
+
+def test_a_file_that_cannot_be_read_is_named_once(store: Store, make_config: Make, tmp_path: Path):
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.warns(UserWarning, match="exported configs is set aside"):
+        live = LiveTable(store.name, make_config().gpu, files=[tmp_path / "broken.json"])
+    store.put_best(make_config())
+    assert live.refresh() is True
+    (tmp_path / "broken.json").write_text("[")
+    with pytest.warns(UserWarning, match="exported configs is set aside"):
+        assert live.refresh() is True
