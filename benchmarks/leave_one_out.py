@@ -1,7 +1,8 @@
 """What a lookup loses where nothing was tuned: each tuned shape is left out in turn, and what is answered is timed.
 
-Times are those of the trials in the databases given with `--db`; with `--measure`, on a GPU, the answer, the best known
-variant and the default race anew. Rows say for several reaches how far a neighbour should answer before the heuristic.
+Times are those of the trials in the databases given with `--db`, or of the tasks of a `--recording`, which knows every
+variant of its grid; with `--measure`, on a GPU, the answer, the best known variant and the default race anew. Rows say
+for several reaches how far a neighbour should answer before the heuristic.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from attention_tuner.db.losses import LeftOut, leave_one_out, pooled
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import Gpu
-from attention_tuner.kernel_templates.outcome import BestConfig, Timing
+from attention_tuner.kernel_templates.outcome import BestConfig, Timed, Timing
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.commands_tune import executor_on as command_executor
 from attention_tuner.tuner.jobs import RaceJob
 from attention_tuner.tuner.race import Interval, compare
+from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.run import Executor
 from attention_tuner.tuner.task import Task
 
@@ -52,6 +54,18 @@ def trial_times(databases: Sequence[str], configs: Sequence[BestConfig]) -> dict
                 for variant, ms in store.times(config).items():
                     times[variant] = min(ms, times.get(variant, math.inf))
     return {config: times or {config.variant: config.timing.median_ms} for config, times in found.items()}
+
+
+def recorded_times(name: str, configs: Sequence[BestConfig]) -> dict[BestConfig, Times]:
+    """The median times of all recorded variants in the setting of each config, none where that was not recorded."""
+    recording = Recording.load(name)
+    found: dict[BestConfig, Times] = {}
+    for config in configs:
+        task = Task(config.shape.spec, Batch.parse(config.batch), config.variant.page_size)
+        is_alike = (config.gpu.name, config.timing.regime) == (recording.gpu.name, recording.regime)
+        outcomes = (recording.outcome(task, variant) for variant in recording.variants(task) if is_alike)
+        found[config] = {each.variant: each.timing.median_ms for each in outcomes if isinstance(each, Timed)}
+    return found
 
 
 def default_of(config: BestConfig) -> Variant:
@@ -131,21 +145,22 @@ def measured(left_out: Sequence[LeftOut], gpu: Gpu, rounds: int) -> list[dict[st
 def main() -> None:
     parser = record.parser(__doc__)
     parser.add_argument("--db", nargs="*", default=[], metavar="DATABASE", help="databases with the trials to read")
+    parser.add_argument("--recording", metavar="NAME", help="a recording with the times, instead of databases")
     parser.add_argument("--configs", metavar="EXPORT", help="the configs to leave out, by default those that ship")
     parser.add_argument("--measure", action="store_true", help="race each answer on the GPU that is here")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of each race")
     options: argparse.Namespace = parser.parse_args()
-    if not options.db and not options.measure:
-        sys.exit("this needs --db, or --measure and a GPU")
+    if not options.db and not options.measure and not options.recording:
+        sys.exit("this needs --db, --recording, or --measure and a GPU")
     gpu = record.machine(interpreter=False) if options.measure else None
     configs = read_configs(options.configs).configs if options.configs else shipped_configs(gpu)
-    times = trial_times(options.db, configs)
+    times = recorded_times(options.recording, configs) if options.recording else trial_times(options.db, configs)
     # Of some hundred tables, each would tell which shapes it lacks.
     logging.getLogger("attention_tuner").setLevel(logging.ERROR)
     by_reach = {reach: leave_one_out(configs, times.__getitem__, Chain(reach=reach)) for reach in REACHES}
     chosen = by_reach[REACH]
     found: dict[str, Any] = {
-        "databases": len(options.db), "reach": REACH,
+        "databases": len(options.db), "recording": options.recording, "reach": REACH,
         "by_reach": [summary(reach, left_out) for reach, left_out in by_reach.items()],
         "losses": [asdict(loss) for loss in pooled(chosen)],
         "least_default_over_answer": least_over_default(chosen, times),

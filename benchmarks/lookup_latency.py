@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import random
 import statistics
 import subprocess
@@ -18,7 +19,8 @@ import numpy as np
 import record
 import synthetic
 
-from attention_tuner.db import ConfigTable, Exported, Store, load_table, write_configs
+from attention_tuner.db import Answer, ConfigTable, Exported, LiveTable, Store, load_table, lookup, write_configs
+from attention_tuner.db.engine import PATH_VARIABLE
 from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.outcome import BestConfig
 
@@ -76,6 +78,27 @@ def latency(configs: Sequence[BestConfig], repeats: int) -> dict[str, Any]:
     return {"rows": len(configs), "hot_us": spread(hot, 1e-6), "of_which_the_loop_us": statistics.median(empty) * 1e6,
             "first_us": spread(first, 1e-6), "first_of_a_layer_ms": opening * 1e3,
             "blocks_after_hot_calls": growth, "lookups_by_source": sources}  # fmt: skip
+
+
+def entrances(rows: int, repeats: int) -> dict[str, Any]:
+    """Hot answers by each way to ask a database of so many rows, in microseconds, and the id in milliseconds."""
+    configs = synthetic.configs(rows)
+    asked = itertools.cycle(questions(configs))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[PATH_VARIABLE] = f"{folder}/tuner.db"
+        with Store.open(os.environ[PATH_VARIABLE]) as store:
+            store.put_best(*configs)
+        live = LiveTable(gpu=configs[0].gpu)
+        ways: dict[str, Callable[..., Answer]] = {
+            "ConfigTable.lookup": live.table.lookup, "LiveTable.lookup": live.lookup, "lookup": lookup}
+        found: dict[str, Any] = {"rows": rows}
+        for name, ask in ways.items():
+            each(lambda ask=ask: ask(*next(asked)), QUESTIONS)
+            found[name] = spread(each(lambda ask=ask: ask(*next(asked)), repeats), 1e-6)
+        found["unchanged_refresh"] = spread(each(live.refresh, 2_000), 1e-6)
+        found["id_ms"] = each(lambda: live.table.id, 1)[0] * 1e3
+        del os.environ[PATH_VARIABLE]
+    return found
 
 
 def summary(repeats: int) -> dict[str, Any]:
@@ -145,13 +168,20 @@ def main() -> None:
     parser.add_argument("--cold-rows", type=int, default=COLD_ROWS, metavar="ROWS")
     options = parser.parse_args()
     sizes = [latency(synthetic.configs(size), options.repeats) for size in options.sizes]
-    found = {"lookup": sizes, "summary": summary(options.repeats // 10), "cold_load": cold_load(options.cold_rows, 15),
-             "import_ms": import_ms(5)}  # fmt: skip
+    found: dict[str, Any] = {
+        "lookup": sizes, "ways": entrances(options.cold_rows, options.repeats),
+        "summary": summary(options.repeats // 10), "cold_load": cold_load(options.cold_rows, 15),
+        "import_ms": import_ms(5),
+    }  # fmt: skip
     record.write(options.out, found)
     print("a lookup, microseconds")
     record.print_table(("rows", "hot", "p99", "first", "first p99", "first of a layer, ms", "blocks kept"), [
         [str(row["rows"]), *(f"{row[kind][name]:.3g}" for kind in ("hot_us", "first_us") for name in ("median", "p99")),
          f"{row['first_of_a_layer_ms']:.3g}", str(row["blocks_after_hot_calls"])] for row in sizes])
+    ways = {name: times for name, times in found["ways"].items() if isinstance(times, dict)}
+    print(f"{options.cold_rows} rows, by each way to ask, microseconds; the id {found['ways']['id_ms']:.0f} ms")
+    record.print_table(("what", "median", "p99"), [
+        [name, *(f"{times[q]:.3g}" for q in ("median", "p99"))] for name, times in ways.items()])
     print(f"summary of {SEQUENCES} sequences, microseconds")
     record.print_table(("what", "median", "p99"), [
         [name.removesuffix("_us").replace("_", " "), *(f"{found['summary'][name][q]:.3g}" for q in ("median", "p99"))]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from ..kernel_templates.errors import InputError
 from ..kernel_templates.outcome import BestConfig
@@ -27,10 +28,11 @@ class Answer:
 
     `config` is what was tuned, None for the heuristic; `variant` may differ from its variant where the batch lacks a
     part that the tuned one had. `stale` says that it was measured with another kernel source, Triton or driver, or
-    that the Triton here is unknown. `distance` is that of the asked bucket from the tuned one
-    (`BatchBucket.distance`), and `origin` says whose the config is; both are None for the heuristic. `loss` is what the
-    variant is expected to be slower by than the best one for the batch, 0.02 being two percent, None where nothing is
-    known. `lender` names the other GPU that the config was tuned on, where the chain lets it answer.
+    that the Triton here is unknown. `distance` is that of the asked bucket from the tuned one (`BatchBucket.distance`),
+    for the heuristic from the nearest that is tuned for this GPU, None where none is. `origin` says whose the config
+    is, None for the heuristic. `loss` is what the variant is expected to be slower by than the best one for the batch,
+    0.02 being two percent: the median of answers from about as far, None where none were measured from so far. `lender`
+    names the other GPU that the config was tuned on, where the chain lets it answer.
     """
 
     variant: Variant
@@ -58,7 +60,8 @@ class Chain:
     A neighbour answers up to distance `reach` (`BatchBucket.distance`). `worst` is the last source that may answer:
     where only a worse one could, the lookup raises `NotTunedError`. `like` names other GPUs, such as "NVIDIA H200" for
     an H100: of those with the asking GPU's compute capability, what was tuned may answer, as a neighbour at best. No
-    GPU lends unless it is named here. Raises `InputError` for a `worst` that is no source.
+    GPU lends unless it is named here. Raises `InputError` for a `worst` that is no source, a `like` that is no list of
+    names and a `reach` that is no distance.
     """
 
     worst: Source = "heuristic"
@@ -68,6 +71,8 @@ class Chain:
     def __post_init__(self) -> None:
         if self.worst not in SOURCES:
             raise InputError(f"there is no source {self.worst!r}; expected one of {', '.join(SOURCES)}")
+        object.__setattr__(self, "like", _names(self.like))
+        object.__setattr__(self, "reach", _distance(self.reach))
 
     def accepts(self, source: Source) -> bool:
         """Whether an answer may come from `source`."""
@@ -78,3 +83,16 @@ class Chain:
         lenders = [f"what was tuned on {name}" for name in self.like if "neighbour" in accepted]
         at = accepted.index("heuristic") if "heuristic" in accepted else len(accepted)
         return ", ".join([*accepted[:at], *lenders, *accepted[at:]])
+
+
+def _names(like: object) -> tuple[str, ...]:
+    names: list[object] = [*cast("Iterable[object]", like)] if isinstance(like, tuple | list) else [None]
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        raise InputError(f"a chain's `like` cannot be {like!r}; expected the names of GPUs, such as (\"NVIDIA H200\",)")
+    return cast("tuple[str, ...]", tuple(names))
+
+
+def _distance(reach: object) -> float:
+    if isinstance(reach, bool) or not isinstance(reach, int | float) or not reach >= 0:
+        raise InputError(f"a chain's `reach` cannot be {reach!r}; expected a number from 0 on, such as {REACH}")
+    return float(reach)

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import ClassVar
 
 from ..kernel_templates.batch import Batch, BatchBucket
+from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.spec import AttentionSpec
 from .answer import SOURCES, Answer, Source
 
 Question = tuple[AttentionSpec, BatchBucket, int, Gpu]
 """What a table is asked: a layer, a bucket of batches, a page size and a GPU."""
+
+
+def require_question(spec: object, asked: object, page_size: object, gpu: object) -> None:
+    """Raises `InputError` for what no table can be asked, such as a batch or a GPU as a text."""
+    wanted = (
+        ("layer", spec, AttentionSpec, "an AttentionSpec"),
+        ("batch", asked, (Batch, BatchBucket), "a Batch or a BatchBucket"),
+        ("page size", page_size, Integral, "a whole number"),
+        ("GPU", gpu, Gpu, "a Gpu"),
+    )
+    for name, value, kinds, expected in wanted:
+        if not isinstance(value, kinds):
+            raise InputError(f"cannot look up the {name} {value!r}, of type {type(value).__name__}; expected "
+                             f"{expected}")
 
 
 class Asked:

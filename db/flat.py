@@ -12,9 +12,9 @@ from typing import Any
 from ..kernel_templates.errors import StoreError
 from ..kernel_templates.outcome import BestConfig
 from .answer import REACH
+from .merit import merit
 from .models import UNREADABLE, BestRow
 from .rows import COLUMNS, COMPARED, Rows, from_database, stored
-from .table import merit
 from .text_files import read_text, replace_file
 
 MARK = "# attention-tuner table"

@@ -27,7 +27,7 @@ from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
 from .export import config_from_json, config_to_json, environment_from_json, gpu_from_json, spec_from_json
 from .fields import Field
-from .table import merit
+from .merit import merit
 from .text_files import read_text, replace_file
 
 FOLDER_VERSION = 1

@@ -14,7 +14,7 @@ from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.spec import AttentionSpec
 from .answer import Answer, Chain
 from .engine import default_path, sqlite_path
-from .lookup import SHIPPED, load_table
+from .lookup import SHIPPED, listed, load_table
 from .table import ConfigTable
 
 
@@ -27,7 +27,8 @@ class LiveTable:
     def __init__(self, where: str | None = None, gpu: Gpu | None = None, *,
                  files: Sequence[str | os.PathLike[str]] = (), chain: Chain | None = None) -> None:
         """Load as `load_table` does, with what it raises."""
-        self._where, self._gpu, self._files, self._chain = where, gpu, tuple(files), chain
+        self._where, self._gpu, self._files, self._chain = where, gpu, listed(files), chain
+        self._named: set[str] = set()
         self._loading = threading.Lock()
         self._seen: tuple[object, ...] | None = self._state()
         self.table = self._load(where)
@@ -40,8 +41,8 @@ class LiveTable:
         """Take a new snapshot where the database or a file has changed, and say whether that was done.
 
         Other threads are answered by the old one until the new one is complete. Where that cannot be read the old one
-        stays, with a warning. Costs a few file system calls when nothing has changed; a database that is no file is
-        always read.
+        stays, with a warning, until something is written again; of a database that was deleted nothing stays, with a
+        warning too. Costs a few file system calls when nothing has changed; a database that is no file is always read.
         """
         with self._loading:
             # Before it is read: what is written meanwhile shows at the next call.
@@ -53,13 +54,17 @@ class LiveTable:
                 table = self._load(self._where or default_path())
             except (StoreError, OSError) as error:
                 warnings.warn(f"the newer configs cannot be read, and those at hand are kept: {error}", stacklevel=2)
+                self._seen = state
                 return False
+            if self._seen and state and self._seen[0] and not state[0]:
+                warnings.warn(f"database {self._where or default_path()!r} is gone: its configs answer no more",
+                              stacklevel=2)
             table.take_over(self.table)
             self._seen, self.table = state, table
             return True
 
     def _load(self, where: str | None) -> ConfigTable:
-        return load_table(where, self._gpu, files=self._files, chain=self._chain)
+        return load_table(where, self._gpu, files=self._files, chain=self._chain, named=self._named)
 
     def _state(self) -> tuple[object, ...] | None:
         """What changes when something is written, None for a database that is no file."""

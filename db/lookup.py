@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ..kernel_templates.batch import Batch, BatchBucket
-from ..kernel_templates.errors import StoreError
+from ..kernel_templates.errors import InputError, StoreError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
@@ -27,6 +28,8 @@ from .table import ConfigTable
 
 SHIPPED = Path(__file__).parent / "configs"
 """The folder of the exports that ship: one file for each GPU model, called by its `Gpu.slug`."""
+
+_PATH = (str, os.PathLike)
 
 
 class _Stored(NamedTuple):
@@ -49,26 +52,31 @@ def lookup(spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu:
 
 def default_table(gpu: Gpu) -> ConfigTable:
     """The table that `lookup` asks about `gpu`, for its id and coverage, or to be asked directly."""
+    _require_gpu(gpu)
     return _table(os.environ.get(PATH_VARIABLE), gpu)
 
 
 def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Sequence[str | os.PathLike[str]] = (),
-               chain: Chain | None = None) -> ConfigTable:
+               chain: Chain | None = None, named: set[str] | None = None) -> ConfigTable:
     """A fresh snapshot of the database `where` (default: `default_path()`), then of `files`, in their order, then of
-    what ships for `gpu`, or for any: of configs that are alike the earlier answers.
+    what ships for `gpu` and those that the chain lets lend, or for any: of configs that are alike the earlier answers.
 
     `files` are exports in any format that `read_configs` reads. A missing database is not an error. Raises `StoreError`
     when `where` is given, is there and cannot be read; the default database is then set aside with a warning, as is a
-    file.
+    file, once for all loads with the same `named`. Raises `InputError` for a `gpu` or `files` of another type.
     """
+    named = set() if named is None else named
+    if gpu is not None:
+        _require_gpu(gpu)
+    paths = listed(files)
     own, checks, losses = _checked(where)
     places = [own] if own is not None else []
-    for path in files:
-        with _set_aside("exported configs"):
+    for path in paths:
+        with _set_aside("exported configs", named):
             rows, exported = rows_of(path, checks.judge)
             places.append(rows)
             losses = [*losses, *exported.losses]
-    shipped = _shipped(gpu)
+    shipped = _shipped(gpu, named, chain.like if chain else ())
     places.append(made(shipped.configs, "shipped", checks.judge))
     return ConfigTable(places, _environment, chain, Losses([*losses, *shipped.losses]))
 
@@ -79,14 +87,30 @@ def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
     A file that cannot be read is set aside with a warning; what it holds about another GPU than its name says is never
     served.
     """
-    return _shipped(gpu).configs
+    return _shipped(gpu, set()).configs
 
 
-def _shipped(gpu: Gpu | None) -> Exported:
+def listed(files: object) -> tuple[str | os.PathLike[str], ...]:
+    """`files` as paths. Raises `InputError` for what is no list of them, such as one path alone."""
+    is_many = isinstance(files, Iterable) and not isinstance(files, _PATH)
+    paths: list[object] = [*cast("Iterable[object]", files)] if is_many else [None]
+    if not all(isinstance(path, _PATH) for path in paths):
+        raise InputError(f"`files` cannot be {files!r}; expected a list of paths")
+    return cast("tuple[str | os.PathLike[str], ...]", tuple(paths))
+
+
+def _require_gpu(gpu: object) -> None:
+    if not isinstance(gpu, Gpu):
+        raise InputError(f"cannot look up the GPU {gpu!r}, of type {type(gpu).__name__}; expected a Gpu")
+
+
+def _shipped(gpu: Gpu | None, named: set[str], like: Sequence[str] = ()) -> Exported:
+    """What ships for the model of `gpu` and those called as in `like`, or for all."""
     found = Exported([])
+    slugs = {gpu.slug, *(replace(gpu, name=name).slug for name in like)} if gpu is not None else None
     for path in sorted(SHIPPED.glob("*.json")):
-        if gpu is None or path.stem == gpu.slug:
-            with _set_aside("shipped configs"):
+        if slugs is None or path.stem in slugs:
+            with _set_aside("shipped configs", named):
                 exported = read_json(path)
                 found.configs.extend(config for config in exported.configs if config.gpu.slug == path.stem)
                 found.losses.extend(exported.losses)
@@ -94,12 +118,15 @@ def _shipped(gpu: Gpu | None) -> Exported:
 
 
 @contextmanager
-def _set_aside(what: str) -> Generator[None]:
-    """Turns a file that cannot be read into a warning."""
+def _set_aside(what: str, named: set[str]) -> Generator[None]:
+    """Turns a file that cannot be read into a warning, unless that is in `named`, to which it is added."""
     try:
         yield
     except StoreError as error:
-        warnings.warn(f"a file of {what} is set aside: {error}", stacklevel=5)
+        message = f"a file of {what} is set aside: {error}"
+        if message not in named:
+            named.add(message)
+            warnings.warn(message, stacklevel=5)
 
 
 def _checked(where: str | None) -> _Stored:

@@ -33,6 +33,7 @@ _UPTO = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1024.0)
 class Loss:
     """The median loss of `shapes` answers of one source on one GPU model, from buckets up to distance `upto` away.
 
+    The heuristic's distance is that of the nearest tuned bucket, from which no answer came.
     0.02 is two percent slower than the best variant known for the shape. Raises `TunerError` for what cannot be.
     """
 
@@ -86,14 +87,14 @@ class Losses:
             self._known[each.gpu_name, each.source].setdefault(each.upto, each.loss)
 
     def expect(self, gpu_name: str, source: Source, distance: float | None) -> float | None:
-        """The loss to expect of an answer: that measured nearest to its distance, None where nothing is known.
+        """The loss to expect of an answer: that measured nearest to its distance, None where none was from so far.
 
         Of a config that was tuned on the batch itself it is 0, and where noise makes a measured one less, too.
         """
         if source == "exact":
             return 0.0
         known = self._known.get((gpu_name, source))
-        if not known:
+        if not known or distance is None or _band(distance) > max(known):
             return None
         at = _UPTO.index(_band(distance))
         # Of two equally near, the larger distance: rather too much is expected than too little.
@@ -158,8 +159,8 @@ def pooled(left_out: Iterable[LeftOut]) -> list[Loss]:
     """The median losses by GPU model, source and distance, of those that are known."""
     groups: dict[tuple[str, Source, float], list[float]] = defaultdict(list)
     for each in left_out:
-        if each.loss is not None:
-            answer = each.answer
+        answer = each.answer
+        if each.loss is not None and answer.distance is not None:
             groups[each.config.gpu.name, answer.source, _band(answer.distance)].append(each.loss)
     return [Loss(*group, len(losses), statistics.median(losses)) for group, losses in sorted(groups.items())]
 
@@ -175,5 +176,5 @@ def measure_losses(store: Stored, gpu_name: str) -> list[Loss]:
     return losses
 
 
-def _band(distance: float | None) -> float:
-    return next(upto for upto in _UPTO if (distance or 0.0) <= upto)
+def _band(distance: float) -> float:
+    return next(upto for upto in _UPTO if distance <= upto)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,14 +73,16 @@ class Row:
 class Rows(Generic[T]):
     """The configs of one place by slot, each as it is held there.
 
-    `label` is what a message calls one, and `row` reads it or raises one of `UNREADABLE`. `unreadable` are the labels
-    of those whose slot could not be read, each with the reason.
+    `label` is what a message calls one, and `row` reads it or raises one of `UNREADABLE`. `content` gives a text for
+    each of them, and of what else decides whether they are served. `unreadable` are the labels of those whose slot
+    could not be read, each with the reason.
     """
 
     origin: Origin
     slots: Mapping[Slot, Sequence[T]]
     label: Callable[[T], str]
     row: Callable[[T], Row]
+    content: Callable[[], Iterable[str]]
     unreadable: Sequence[str] = ()
 
     def __len__(self) -> int:
@@ -132,9 +135,12 @@ def made(configs: Iterable[BestConfig], origin: Origin,
     slots: dict[Slot, list[BestConfig]] = defaultdict(list)
     for config in configs:
         slots[Slot.of(config.shape.spec, config.variant.page_size, config.gpu)].append(config)
-    return Rows(origin, dict(slots), label_of,
-                lambda config: Row(config.shape.bucket, config.variant, functools.partial(judge, config),
-                                   functools.partial(label_of, config)))
+
+    def row(config: BestConfig) -> Row:
+        return Row(config.shape.bucket, config.variant, functools.partial(judge, config),
+                   functools.partial(label_of, config))
+
+    return Rows(origin, dict(slots), label_of, row, lambda: map(repr, itertools.chain(*slots.values())))
 
 
 def stored(rows: Iterable[Sequence[Any]], place: str, origin: Origin,
@@ -146,6 +152,7 @@ def stored(rows: Iterable[Sequence[Any]], place: str, origin: Origin,
     reads all of one, as `from_database` does.
     """
     columns = itemgetter(*(COLUMNS.index(name) + 1 for name in _SLOT))
+    rows = list(rows)
     slots: dict[tuple[Any, ...], list[Sequence[Any]]] = defaultdict(list)
     for row in rows:
         slots[columns(row)].append(row)
@@ -157,11 +164,22 @@ def stored(rows: Iterable[Sequence[Any]], place: str, origin: Origin,
     unreadable: list[str] = []
     for (spec, page_size, gpu_name, num_sms, capability), members in slots.items():
         try:
-            slot = Slot(AttentionSpec.parse(text(spec)), int(page_size), text(gpu_name), int(num_sms), text(capability))
+            slot = Slot(AttentionSpec.parse(text(spec)), _whole("page_size", page_size), text(gpu_name),
+                        _whole("gpu_num_sms", num_sms), text(capability))
             readable.setdefault(slot, []).extend(members)
         except UNREADABLE as error:
             unreadable += (f"{label(row)} cannot be read: {error}" for row in members)
-    return Rows(origin, readable, label, _reader(judge, label, record or from_database), unreadable)
+    # The number of a row says nothing about what is in it.
+    return Rows(origin, readable, label, _reader(judge, label, record or from_database),
+                lambda: (repr([*map(text, row[1:])]) for row in rows), unreadable)
+
+
+def _whole(name: str, value: object) -> int:
+    read = text(value)
+    try:
+        return int(read)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name} {read!r} is no whole number") from error
 
 
 def from_database(row: Sequence[Any]) -> BestConfig:

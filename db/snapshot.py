@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select
@@ -40,8 +41,9 @@ class Snapshot:
 
     def rows(self, checks: StoredChecks) -> Rows[Sequence[Any]]:
         """The best configs for a table; `checks` says which of them are served."""
-        return stored(self.best, f"table {BestRow.__tablename__} in database {self.name!r}", "database", checks.judge)
-
+        rows = stored(self.best, f"table {BestRow.__tablename__} in database {self.name!r}", "database", checks.judge)
+        # What the checks say decides as well; as with a config, the number of a row says nothing.
+        return replace(rows, content=lambda: itertools.chain(rows.content(), (repr(row[1:]) for row in self.checks)))
 
     def losses(self) -> list[Loss]:
         """The losses; one that cannot be read is left out, with a warning."""

@@ -19,16 +19,14 @@ from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import template_of, why_invalid
 from .answer import Answer, Chain, Origin, Source
-from .coverage import Asked, Coverage, Question
+from .coverage import Asked, Coverage, Question, require_question
 from .losses import Losses
+from .merit import merit
 from .models import UNREADABLE
 from .records import EnvironmentOf
 from .rows import Row, Rows, Slot, made, set_aside
 
 __all__ = ["Answer", "Chain", "ConfigTable", "Origin", "Source"]
-
-# Of configs for one bucket, that of the regime nearest to serving comes first.
-_REGIMES = ("graph", "eager", "interpreter", "cold", "warm", "burst", "sustained")
 
 _PARTS = ("short", "long")
 
@@ -60,11 +58,11 @@ class _Judged:
 
 
 class ConfigTable:
-    """A frozen snapshot of best configs; `id` is the same for the same configs, so that ranks can agree on it.
+    """A frozen snapshot of best configs, whose `id` ranks can agree on.
 
     It is merged from places in a stated order, such as the user's database, files and what ships: of configs that are
     alike in all that counts more, that of the earlier place answers. What is invalid is set aside with one warning for
-    each layer, page size and GPU asked about, which names it.
+    each layer, page size and GPU asked about, which names what no earlier one did.
     """
 
     def __init__(self, places: Iterable[Rows[Any]], environment_of: EnvironmentOf | None = None,
@@ -89,25 +87,26 @@ class ConfigTable:
     def __len__(self) -> int:
         return sum(map(len, self._places))
 
-    @functools.cached_property
+    @property
     def configs(self) -> tuple[BestConfig, ...]:
-        """All configs that can be read, place by place; what cannot is set aside with one warning that names it."""
-        return tuple(config for _, config in self._read)
+        """All configs that can be read, place by place, read anew; what cannot is set aside with a warning."""
+        bad: list[str] = []
+        found = tuple(config for place in self._places for config in place.configs(bad))
+        self._set_aside(bad)
+        return found
 
     @functools.cached_property
     def id(self) -> str:
-        """Sixteen hexadecimal digits that stand for the content, whatever its order."""
-        lines = sorted(f"{origin} {config!r}" for origin, config in self._read)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        """Sixteen hexadecimal digits that stand for the places in their order, what each holds, and the chain.
 
-    @functools.cached_property
-    def _read(self) -> Sequence[tuple[Origin, BestConfig]]:
-        bad: list[str] = []
-        read: list[tuple[Origin, BestConfig]] = [
-            (place.origin, config) for place in self._places for config in place.configs(bad)
-        ]  # fmt: skip
-        set_aside(bad)
-        return read
+        Tables of the same id that are asked the same answer with the same variant where the same kernel source, Triton
+        and driver are present. What is present is not in it, nor are the losses to expect.
+        """
+        digest = hashlib.sha256(repr(self.chain).encode())
+        for place in self._places:
+            if lines := sorted(place.content()):
+                digest.update("\n".join(("", place.origin, *lines)).encode())
+        return digest.hexdigest()[:16]
 
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
         """The variant to run for `asked`, always one that is valid here.
@@ -115,13 +114,19 @@ class ConfigTable:
         The nearest bucket's config comes first, where it is within reach; within a bucket a fresh one before a stale
         one, then one for this very batch, then one of the earlier place (the user's own before a shipped one), then one
         that passed the full check. Only configs of a GPU of this name and size are considered, unless the chain names
-        others. Raises `VariantError` when no variant can run at all, as with a page size that is no multiple of 16, and
-        `NotTunedError` when the answer would come from further down than the chain accepts.
+        others. Raises `VariantError` when no variant can run at all, as with a page size that is no multiple of 16,
+        `NotTunedError` when the answer would come from further down than the chain accepts, and `InputError` for what
+        is no question.
         """
-        bucket = asked if isinstance(asked, BatchBucket) else BatchBucket.of(asked)
-        question = (spec, bucket, page_size, gpu)
-        known = self._asked.get(question)
+        try:
+            bucket = asked if isinstance(asked, BatchBucket) else BatchBucket.of(asked)
+            question = (spec, bucket, page_size, gpu)
+            known = self._asked.get(question)
+        except (AttributeError, TypeError):
+            require_question(spec, asked, page_size, gpu)
+            raise
         if known is None:
+            require_question(spec, asked, page_size, gpu)
             known = self._ask(question)
         if known.exact and asked is not bucket and asked in known.exact:
             known.exact_count += 1
@@ -194,7 +199,9 @@ class ConfigTable:
                     return
         from ..kernel_templates.heuristic import heuristic_variant
 
-        yield self._valued(Answer(heuristic_variant(spec, bucket, page_size, gpu), "heuristic"), gpu, None)
+        nearest = min(map(bucket.distance, self._tuned(spec, page_size, gpu, None)), default=None)
+        answer = Answer(heuristic_variant(spec, bucket, page_size, gpu), "heuristic", distance=nearest)
+        yield self._valued(answer, gpu, None)
 
     def _valued(self, answer: Answer, gpu: Gpu, lender: str | None) -> Answer:
         """`answer` with the loss to expect, of which nothing is known where another GPU lends."""
@@ -216,8 +223,12 @@ class ConfigTable:
                         found[row.bucket].append(_Held(row, place.origin, rank))
                     else:
                         bad.append(f"{row.label()}: {reason}")
-        set_aside(bad)
+        self._set_aside(bad)
         return dict(found)
+
+    def _set_aside(self, bad: Iterable[str]) -> None:
+        """Warn of labels and reasons that neither this table nor one that it took over from has named."""
+        set_aside([each for each in bad if self._is_new("set aside", each)])
 
     def _judge(self, held: _Held, gpu: Gpu) -> tuple[_Judged, ...]:
         """The config of a row where it may be served, read once."""
@@ -229,7 +240,7 @@ class ConfigTable:
         try:
             config = held.row.config()
         except UNREADABLE as error:
-            set_aside([f"{held.row.label()} cannot be read: {error}"])
+            self._set_aside([f"{held.row.label()} cannot be read: {error}"])
             return
         # Times from the interpreter under a GPU's name, or the reverse, are no evidence about either.
         if config is None or config.gpu.is_interpreter != (config.timing.regime.capture == "interpreter"):
@@ -297,16 +308,3 @@ def _exact(answers: Sequence[Answer]) -> dict[Batch | BatchBucket, Answer]:
 def _preference(judged: _Judged) -> tuple[object, ...]:
     """Sorts what answers first to the front."""
     return (judged.stale, judged.rank, *merit(judged.config))
-
-
-def merit(config: BestConfig) -> tuple[object, ...]:
-    """Sorts the better of configs that are tuned alike first; the last parts only make the choice the same on all
-    ranks."""
-    regime = config.timing.regime
-    return (
-        not config.full_check,
-        *(_REGIMES.index(part) for part in (regime.capture, regime.l2, regime.load)),
-        config.timing.median_ms,
-        config.variant.key(),
-        config.batch,
-    )

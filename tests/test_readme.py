@@ -9,15 +9,19 @@ import shlex
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
+from attention_tuner.db import shipped_configs
+from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.cli import PROGRAM, app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven")
 
 
 def blocks(language: str) -> list[str]:
@@ -94,3 +98,36 @@ def test_the_table_holds_what_was_recorded():
             found += [round(ours, 4), round(peer, 4), round(peer / ours, 2)]
             found += [round(ms["vllm_triton"] / ours, 2)] if page_size == 16 else []
         assert [float(text) for text in texts] == found
+
+
+def test_the_configs_that_ship_are_counted_rightly():
+    configs = shipped_configs()
+    counts = Counter((f"{c.shape.spec.num_q_heads}/{c.shape.spec.num_kv_heads}", c.variant.page_size) for c in configs)
+    rows = re.findall(r"^\| (\d+/\d+) \| (\d+) \| (\d+) \|$", README, re.MULTILINE)
+    assert {(heads, size): int(n) for heads, *ns in rows for size, n in zip((16, 128), ns, strict=True)} == counts
+    assert f"has {len(configs)} configs of layers with heads\nof 128 in bfloat16" in README
+    assert {(c.shape.spec.head_dim, c.shape.spec.dtype) for c in configs} == {(128, "bfloat16")}
+    assert {c.batch for c in configs} == set(map(str, named_batches("hopper13").values()))
+    assert any(c.full_check for c in configs) != ("none has passed the full check yet" in README)
+
+
+def test_what_was_lost_where_nothing_was_tuned_is_told_in_full():
+    def lost(name: str) -> tuple[int, int, str, str, int]:
+        found = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+        row = next(row for row in found["by_reach"] if row["reach"] == found["reach"])
+        median, worst = (f"{100 * row[key]:.1f} %" for key in ("median", "worst"))
+        return row["shapes"], row["sources"]["heuristic"], median, worst, row["above_10_percent"]
+
+    text = " ".join(README.split())
+    shapes, heuristic, median, worst, above = lost("leave_one_out_h200")
+    assert (f"of {shapes} shapes left out in turn {heuristic} were answered by the heuristic: {median} were lost in "
+            f"the median, {worst} at worst, and more than 10 % on {NUMBERS[above - 1]}") in text
+    shapes, heuristic, median, worst, above = lost("leave_one_out_recording_h200")
+    assert (f"on the {NUMBERS[shapes - 1]} of which every variant of a grid is recorded, {NUMBERS[heuristic - 1]} of "
+            f"them answered by it, {median} are lost in the median and {worst} at worst") in text
+    assert above == 0
+
+
+def test_the_losses_that_ship_are_those_recorded():
+    recorded = json.loads((ROOT / "benchmarks/results/leave_one_out_recording_h200.json").read_text())
+    assert json.loads((ROOT / "db/configs/NVIDIA_H200.json").read_text())["losses"] == recorded["losses"]

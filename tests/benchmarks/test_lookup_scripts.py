@@ -19,6 +19,7 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.outcome import BestConfig, Check, Regime, Timed, Timing
 from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.jobs import RaceJob, RaceResult
+from attention_tuner.tuner.recording import Recording
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -75,6 +76,9 @@ def test_latency_is_measured_at_each_size(script: ModuleType, monkeypatch: pytes
     assert [row["rows"] for row in found["lookup"]] == [10, 100]
     assert all(0 < row["hot_us"]["median"] <= row["hot_us"]["p99"] for row in found["lookup"])
     assert all(sum(row["lookups_by_source"].values()) == 2 * 2000 + script.QUESTIONS for row in found["lookup"])
+    names = ("ConfigTable.lookup", "LiveTable.lookup", "lookup", "unchanged_refresh")
+    assert all(0 < found["ways"][name]["median"] <= found["ways"][name]["p99"] for name in names)
+    assert found["ways"]["id_ms"] > 0
     assert found["cold_load"]["rows"] == 100
     assert all(found["cold_load"][name]["load_ms"] > 0 for name in ("database", "table", "json"))
 
@@ -103,6 +107,27 @@ def test_what_is_lost_is_told_for_every_reach(
     assert found["least_default_over_answer"] is None
     assert found["losses"] == [
         {"gpu_name": "NVIDIA H200", "source": "neighbour", "upto": 2.0, "shapes": 2, "loss": pytest.approx(0.015)}]
+
+
+@using("leave_one_out")
+def test_times_may_be_those_of_a_recording(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database: str
+) -> None:
+    name = "h200_llama_3_8b"
+    configs = read_configs(tmp_path / "configs.json").configs
+    found = run(script, monkeypatch, tmp_path, "--recording", name, "--configs", str(tmp_path / "configs.json"))
+    # Of the two only one was recorded, which the other answers.
+    (row,) = found["shapes"]
+    recording = Recording.load(name)
+    (task,) = (task for task in recording.tasks if str(task.batch) == "1x512@32256")
+    optimum = recording.optimum(task)
+    answered = recording.outcome(task, next(c.variant for c in configs if c.batch != row["batch"]))
+    assert (row["batch"], row["source"]) == ("1x512@32256", "neighbour")
+    assert isinstance(answered, Timed)
+    assert optimum is not None
+    assert (row["served_ms"], row["best_ms"]) == (answered.timing.median_ms, optimum.timing.median_ms)
+    elsewhere = [replace(config, gpu=replace(config.gpu, name="NVIDIA H100")) for config in configs]
+    assert not any(script.recorded_times(name, elsewhere).values())
 
 
 class Races:
@@ -156,7 +181,7 @@ def test_the_winners_of_a_wide_bucket_race(
 def test_without_a_database_or_a_gpu_there_is_nothing_to_tell(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(SystemExit, match="needs --db, or --measure"):
+    with pytest.raises(SystemExit, match="needs --db, --recording, or --measure"):
         run(script, monkeypatch, tmp_path)
 
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from attention_tuner.db.answer import SOURCES, Chain
@@ -21,3 +24,19 @@ def test_a_chain_is_told_in_its_order():
 def test_an_unknown_source_is_refused():
     with pytest.raises(InputError, match="no source 'best'; expected one of exact, bucket, neighbour, heuristic"):
         Chain("best")  # pyright: ignore
+
+
+@pytest.mark.parametrize("like", ["NVIDIA H200", None, 3, ("",), (200,), {"NVIDIA H200": 1}])
+def test_what_names_no_gpus_is_refused(like: Any):
+    with pytest.raises(InputError, match="expected the names of GPUs"):
+        Chain(like=like)
+
+
+@pytest.mark.parametrize("reach", [math.nan, -1.0, "3", None, True])
+def test_what_is_no_distance_is_refused(reach: Any):
+    with pytest.raises(InputError, match="`reach` cannot be"):
+        Chain(reach=reach)
+
+
+def test_chains_that_say_the_same_are_the_same():
+    assert repr(Chain(like=["A"], reach=2)) == repr(Chain(like=("A",), reach=2.0))  # pyright: ignore

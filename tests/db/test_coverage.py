@@ -3,13 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from attention_tuner.db import ConfigTable
 from attention_tuner.db.answer import Answer, Chain
-from attention_tuner.db.coverage import Asked, Coverage
+from attention_tuner.db.coverage import Asked, Coverage, require_question
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.errors import NotTunedError
+from attention_tuner.kernel_templates.errors import InputError, NotTunedError
 from attention_tuner.kernel_templates.outcome import BestConfig
 
 Make = Callable[..., BestConfig]
@@ -76,3 +77,11 @@ def test_a_table_that_is_asked_of_too_much_counts_on(make_config: Make, monkeypa
     found = table.coverage()
     assert sum(found.counts.values()) == 20
     assert [miss.count for miss in found.misses] == [2] * 9
+
+
+def test_a_question_may_be_of_a_bucket_and_of_numpys_numbers(make_config: Make):
+    config = make_config()
+    for question in (config.shape.bucket, Batch.parse(config.batch)):
+        require_question(config.shape.spec, question, np.int64(16), config.gpu)
+    with pytest.raises(InputError, match=r"page size 16\.0, of type float; expected a whole number"):
+        require_question(config.shape.spec, config.shape.bucket, 16.0, config.gpu)

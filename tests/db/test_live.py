@@ -78,6 +78,8 @@ def test_what_cannot_be_read_leaves_the_old_table(store: Store, make_config: Mak
         with pytest.warns(UserWarning, match="those at hand are kept: database .* is no SQLite database") as caught:
             assert live.refresh() is False
         assert len(caught) == 1
+        # Warnings are errors here.
+        assert live.refresh() is False
         assert live.table.configs == (config,)
         Path(store.name).write_bytes(content)
         assert live.refresh() is True
@@ -138,3 +140,42 @@ def test_readers_and_a_writer_do_not_disturb_each_other(store: Store, make_confi
     # What was written later is never followed by what was written before.
     assert all(seen == sorted(seen) and seen[-1] <= number for _, _, _, seen, _ in found)
     assert slowest < 2
+
+
+def test_that_the_database_is_gone_is_told_once(store: Store, make_config: Make):
+    config = make_config()
+    store.put_best(config)
+    store.close()
+    live = LiveTable(store.name, config.gpu)
+    Path(store.name).unlink()
+    with pytest.warns(UserWarning, match="is gone: its configs answer no more"):
+        assert live.refresh() is True
+    assert live.refresh() is False
+    assert len(live.table) == 0
+    with Store.open(store.name) as again:
+        again.put_best(config)
+    assert live.refresh() is True
+    assert live.table.configs == (config,)
+
+
+def test_what_one_snapshot_named_the_next_does_not(store: Store, make_config: Make):
+    config, invalid = make_config(), make_config("64x1@4096")
+    store.put_best(config, replace(invalid, variant=invalid.variant.replace(block_m=17)))
+    live = LiveTable(store.name, config.gpu)
+    with pytest.warns(UserWarning, match="are set aside"):
+        live.lookup(config.shape.spec, HYBRID, 16, config.gpu)
+    for number in (1, 2, 3):
+        store.put_best(written(config, number))
+        assert live.refresh() is True
+        assert live.lookup(config.shape.spec, HYBRID, 16, config.gpu).config is not None
+
+
+def test_a_file_that_cannot_be_read_is_named_once(store: Store, make_config: Make, tmp_path: Path):
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.warns(UserWarning, match="exported configs is set aside"):
+        live = LiveTable(store.name, make_config().gpu, files=[tmp_path / "broken.json"])
+    store.put_best(make_config())
+    assert live.refresh() is True
+    (tmp_path / "broken.json").write_text("[")
+    with pytest.warns(UserWarning, match="exported configs is set aside"):
+        assert live.refresh() is True

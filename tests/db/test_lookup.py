@@ -11,6 +11,7 @@ import pytest
 from attention_tuner.db import (
     Chain,
     Exported,
+    LiveTable,
     Store,
     default_table,
     export_json,
@@ -21,7 +22,7 @@ from attention_tuner.db import (
 )
 from attention_tuner.db.losses import Loss
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.errors import StoreError
+from attention_tuner.kernel_templates.errors import InputError, StoreError
 from attention_tuner.kernel_templates.outcome import BestConfig
 from attention_tuner.kernel_templates.sources import environment
 
@@ -229,3 +230,26 @@ def test_losses_that_ship_are_expected(database: Path, make_config: Make):
     export_json([config], module.SHIPPED / "NVIDIA_H200.json", [Loss("NVIDIA H200", "neighbour", 1.0, 9, 0.02)])
     answer = lookup(config.shape.spec, NEAR, 16, config.gpu)
     assert (answer.source, answer.loss) == ("neighbour", 0.02)
+
+
+def test_what_ships_for_another_gpu_is_lent_where_the_chain_names_it(database: Path, make_config: Make):
+    config = make_config()
+    export_json([config], module.SHIPPED / "NVIDIA_H200.json")
+    h100 = replace(config.gpu, name="NVIDIA H100")
+    lenders = Chain(like=("NVIDIA H200",))
+    for table in (load_table(gpu=h100, chain=lenders), LiveTable(gpu=h100, chain=lenders)):
+        answer = table.lookup(config.shape.spec, BATCH, 16, h100)
+        assert (answer.source, answer.lender, answer.config) == ("neighbour", "NVIDIA H200", config)
+    assert load_table(gpu=h100).configs == ()
+
+
+def test_what_is_no_gpu_or_no_files_is_refused(database: Path, make_config: Make):
+    spec = make_config().shape.spec
+    for gpu in ("NVIDIA H200", {}):
+        for call in (lambda gpu=gpu: lookup(spec, BATCH, 16, gpu), lambda gpu=gpu: load_table(gpu=gpu)):
+            with pytest.raises(InputError, match="expected a Gpu"):
+                call()
+    for files in ("a.json", Path("a.json"), [3], 3):
+        for load in (load_table, LiveTable):
+            with pytest.raises(InputError, match="expected a list of paths"):
+                load(files=files)

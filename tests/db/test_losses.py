@@ -11,6 +11,7 @@ from attention_tuner.db import Setting, Store, TrialRecord, load_table
 from attention_tuner.db.losses import Loss, Losses, leave_one_out, measure_losses, pooled
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import TunerError
+from attention_tuner.kernel_templates.heuristic import heuristic_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Check, Timed, Timing
 
 Make = Callable[..., BestConfig]
@@ -20,12 +21,21 @@ H200 = "NVIDIA H200"
 
 def test_an_expected_loss_is_the_one_measured_nearest():
     losses = Losses([Loss(H200, "neighbour", 1.0, 5, 0.01), Loss(H200, "neighbour", 8.0, 5, 0.08),
-                     Loss(H200, "bucket", 0.0, 5, -0.001), Loss(H200, "heuristic", 0.0, 5, 0.2)])
-    assert [losses.expect(H200, "neighbour", d) for d in (0.5, 1, 2, 3, 5, 100)] == [0.01, 0.01, 0.01, 0.08, 0.08, 0.08]
+                     Loss(H200, "bucket", 0.0, 5, -0.001)])
+    assert [losses.expect(H200, "neighbour", d) for d in (0.5, 1, 2, 3, 5, 8)] == [0.01, 0.01, 0.01, 0.08, 0.08, 0.08]
     assert losses.expect(H200, "bucket", 0.0) == 0.0
-    assert losses.expect(H200, "heuristic", None) == 0.2
     assert losses.expect(H200, "exact", 0.0) == 0.0
     assert losses.expect("NVIDIA H100", "neighbour", 1.0) is None
+
+
+def test_farther_than_was_measured_nothing_is_expected():
+    losses = Losses([Loss(H200, "heuristic", 4.0, 5, 0.2), Loss(H200, "heuristic", 16.0, 5, 0.3),
+                     Loss(H200, "neighbour", 1.0, 5, 0.01)])
+    assert [losses.expect(H200, "heuristic", d) for d in (0, 4, 9, 16)] == [0.2, 0.2, 0.3, 0.3]
+    assert [losses.expect(H200, "heuristic", d) for d in (16.5, 21, 999)] == [None] * 3
+    assert losses.expect(H200, "neighbour", 1.5) is None
+    # Nothing at all is tuned there.
+    assert losses.expect(H200, "heuristic", None) is None
 
 
 def test_each_shape_is_left_out_in_turn(make_config: Make):
@@ -47,6 +57,15 @@ def test_what_was_never_timed_has_no_loss(make_config: Make):
     assert (found.answer.source, found.served_ms, found.loss) == ("heuristic", None, None)
     assert pooled([found]) == []
     assert leave_one_out([alone], lambda config: {}) == []
+
+
+def test_a_loss_of_the_heuristic_is_kept_by_how_far_all_that_is_tuned_is(make_config: Make):
+    near, far = make_config("64x1@32768"), make_config("4x1@4096")
+    heuristic = heuristic_variant(near.shape.spec, near.shape.bucket, 16, near.gpu)
+    found = leave_one_out([near, far], lambda config: {heuristic: 1.5, config.variant: 1.0})
+    distance = near.shape.bucket.distance(far.shape.bucket)
+    assert [(each.answer.source, each.answer.distance) for each in found] == [("heuristic", distance)] * 2
+    assert [astuple(loss) for loss in pooled(found)] == [(H200, "heuristic", 16.0, 2, pytest.approx(0.5))]
 
 
 def test_layers_pages_and_gpus_are_left_out_apart(make_config: Make):

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from attention_tuner.db import ConfigTable, Store
+from attention_tuner.db import ConfigTable, Store, load_table
 from attention_tuner.db.full_checks import StoredChecks
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.outcome import BestConfig
+from attention_tuner.kernel_templates.outcome import BestConfig, CaseResult, FullCheck
 
 Make = Callable[..., BestConfig]
 
@@ -28,7 +30,39 @@ def test_a_snapshot_holds_what_was_there(store: Store, make_config: Make):
     rows = snapshot.rows(StoredChecks())
     assert set(rows.configs([])) == set(configs)
     assert snapshot.name == store.name
-    assert ConfigTable([rows]).id == ConfigTable.of(configs).id
+    again = replace(snapshot, best=snapshot.best[::-1])
+    assert ConfigTable([rows]).id == ConfigTable([again.rows(StoredChecks())]).id
+    assert ConfigTable([rows]).id != ConfigTable([store.snapshot().rows(StoredChecks())]).id
+
+
+def test_the_numbers_of_rows_are_no_content(store: Store, make_config: Make, tmp_path: Path):
+    one, two = make_config(), make_config("64x1@4096")
+    store.put_best(one, two)
+    with Store.open(tmp_path / "other.db") as other:
+        other.put_best(two)
+        other.put_best(one)
+        ids = {ConfigTable([each.snapshot().rows(StoredChecks())]).id for each in (store, other)}
+    assert len(ids) == 1
+
+
+def test_a_full_check_changes_the_content(store: Store, make_config: Make):
+    config = make_config()
+    store.put_best(config)
+    before = load_table(store.name).id
+    cases = (CaseResult("decode", "failed", None, "wrong"),)
+    store.put_full_check(FullCheck(config.shape.spec, config.variant, config.gpu.name, config.environment, cases,
+                                   "2026-12-01T00:00:00+00:00"))
+    assert load_table(store.name).id != before
+
+
+@pytest.mark.parametrize(("column", "value"), [("gpu_num_sms", "poison"), ("page_size", "x16")])
+def test_a_number_that_is_none_is_named(store: Store, make_config: Make, column: str, value: str):
+    store.put_best(make_config())
+    poison(store, f"UPDATE best_configs SET {column} = '{value}'")
+    table = ConfigTable([store.snapshot().rows(StoredChecks())])
+    message = f"row 1 of table best_configs in database .* cannot be read: {column} '{value}' is no whole number"
+    with pytest.warns(UserWarning, match=message):
+        assert table.configs == ()
 
 
 def test_a_text_that_is_none_does_not_spoil_the_others(store: Store, make_config: Make):

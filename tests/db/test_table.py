@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from attention_tuner.db.losses import Loss, Losses
 from attention_tuner.db.models import BestRow
 from attention_tuner.db.rows import COLUMNS, made, stored
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.errors import NotTunedError, TunerError
+from attention_tuner.kernel_templates.errors import InputError, NotTunedError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.heuristic import heuristic_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Regime, Timing
@@ -225,6 +226,19 @@ def test_the_id_stands_for_the_content(make_config: Make):
     assert ConfigTable.of(configs[:1], None, configs[1:]).configs == tuple(configs)
 
 
+def test_tables_that_answer_differently_have_other_ids(make_config: Make):
+    slow, fast = make_config(timing=Timing((9.0,), Regime("graph"))), make_config()
+    one, two = made([slow], "file"), made([fast], "file")
+    tables = [ConfigTable(places) for places in ((one, two), (two, one), (made([slow, fast], "file"),))]
+    assert [ask(table, slow, HYBRID).config for table in tables] == [slow, fast, fast]
+    chains = (Chain("bucket"), Chain(like=("NVIDIA H100",)), Chain(reach=2.0), Chain(reach=math.inf))
+    tables += [ConfigTable((one, two), chain=chain) for chain in chains]
+    assert len({table.id for table in tables}) == len(tables)
+    # A place that holds nothing decides nothing.
+    assert ConfigTable((made([], "database"), one, two)).id == tables[0].id
+    assert ConfigTable((one, two), chain=Chain(reach=3)).id == tables[0].id
+
+
 def test_a_step_with_a_new_batch_asks_for_nothing_again(make_config: Make, monkeypatch: pytest.MonkeyPatch):
     config = make_config(HYBRID)
     configs = [make_config(f"1x512@16384,{n}x1@32768") for n in range(2, 64)]
@@ -409,11 +423,15 @@ def test_a_neighbour_answers_within_reach(make_config: Make, reach: float, sourc
 def test_a_loss_is_expected_by_source_and_distance(make_config: Make):
     config = make_config()
     losses = Losses([Loss("NVIDIA H200", "bucket", 0.0, 3, 0.01), Loss("NVIDIA H200", "neighbour", 1.0, 3, 0.04),
-                     Loss("NVIDIA H200", "heuristic", 0.0, 3, 0.3)])
+                     Loss("NVIDIA H200", "heuristic", 8.0, 3, 0.3)])
     table = ConfigTable([made([config], "database")], losses=losses)
     batches = (HYBRID, "1x513@16384,63x1@32768", "1x1024@16384,63x1@32768")
     assert [ask(table, config, batch).loss for batch in batches] == [0.0, 0.01, 0.04]
-    assert table.lookup(config.shape.spec, Batch.parse(HYBRID), 32, config.gpu).loss == 0.3
+    like_sampled, far = ask(table, config, "1x4096@16384,32x1@32768"), ask(table, config, "4000x1@500000")
+    assert [(each.source, each.loss) for each in (like_sampled, far)] == [("heuristic", 0.3), ("heuristic", None)]
+    assert like_sampled.distance is not None
+    assert 4 < like_sampled.distance <= 8
+    assert table.lookup(config.shape.spec, Batch.parse(HYBRID), 32, config.gpu).loss is None
     assert ask(ConfigTable.of([config]), config, batches[1]).loss is None
 
 
@@ -440,3 +458,33 @@ def test_a_row_that_cannot_be_read_is_named_in_one_warning(make_config: Make):
         answers = [ask(table, config, batch) for batch in (HYBRID, "1x1024@16384,63x1@32768")]
     assert [answer.config for answer in answers] == [config, config]
     assert len(caught) == 1
+
+
+def test_what_is_set_aside_is_named_once(make_config: Make):
+    config = make_config()
+    values = tuple(getattr(BestRow.of(config), name) for name in COLUMNS)
+    no_layer = (1, *(("garbage" if name == "spec" else value) for name, value in zip(COLUMNS, values, strict=True)))
+    tables = [ConfigTable([stored([no_layer, (2, *values)], "table best_configs", "database")]) for _ in range(2)]
+    with pytest.warns(UserWarning, match="row 1 of table best_configs cannot be read"):
+        ask(tables[0], config, HYBRID)
+    # Warnings are errors here.
+    assert tables[0].lookup(config.shape.spec, config.shape.bucket, 32, config.gpu).source == "heuristic"
+    tables[1].take_over(tables[0])
+    assert ask(tables[1], config, HYBRID).config == config
+
+
+@pytest.mark.parametrize(("place", "value", "message"), [
+    (0, "num_q_heads=32", "layer 'num_q_heads=32', of type str; expected an AttentionSpec"),
+    (0, {}, "layer {}, of type dict"),
+    (1, HYBRID, f"batch '{HYBRID}', of type str; expected a Batch or a BatchBucket"),
+    (1, None, "batch None"),
+    (2, "16", "page size '16', of type str; expected a whole number"),
+    (2, [16], "page size"),
+    (3, "NVIDIA H200", "GPU 'NVIDIA H200', of type str; expected a Gpu"),
+])
+def test_what_is_no_question_is_refused(make_config: Make, place: int, value: Any, message: str):
+    config = make_config()
+    asked: list[Any] = [config.shape.spec, config.shape.bucket, 16, config.gpu]
+    asked[place] = value
+    with pytest.raises(InputError, match=re.escape(message)):
+        ConfigTable.of([config]).lookup(*asked)
