@@ -46,6 +46,8 @@ SUITE = "hopper13"
 # Of a recording's file.
 SUFFIXES = (".json.gz", ".json")
 
+LEADS = ("structured", "none", "neighbours")
+
 Truth = Mapping[Variant, Outcome]
 
 
@@ -239,7 +241,7 @@ def main(arguments: argparse.Namespace) -> None:
     held = {Entry(row["sampler"], row["leads"], row["ahead"]): row for row in rows}
     document: dict[str, Any] = {}
     with ProcessPoolExecutor(arguments.processes) as pool:
-        for entry in entries(arguments.samplers, arguments.ahead):
+        for entry in [e for e in entries(arguments.samplers, arguments.ahead) if e.leads in arguments.leads]:
             seeds = range(arguments.slow_seeds if entry.sampler in SLOW else arguments.seeds)
             if entry in held:
                 bake_off_file.refuse_other_runs(arguments.out, held[entry], len(seeds) * len(recording.tasks))
@@ -260,6 +262,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--recording", required=True, metavar="NAME|PATH", help="a recording, by name or path")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="WORD", help="only tasks whose name holds one")
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS, help="which of them")
+    parser.add_argument("--leads", nargs="+", default=list(LEADS), choices=LEADS, help="only searches with these")
     parser.add_argument("--seeds", type=int, default=10, help="searches of each task by each sampler")
     parser.add_argument("--slow-seeds", type=int, default=3, help=f"the same for {', '.join(SLOW)}")
     parser.add_argument("--trials", type=int, default=150, help="variants to measure in each search")
