@@ -89,7 +89,8 @@ def _times_ms(task: Task, run: Run) -> dict[Variant, float]:
 
 def _searched(task: Task, run: Run) -> list[Task]:
     """The other batches of the layer that this run has searched."""
-    return [t for t in run.timed if t != task and (t.spec, t.page_size) == (task.spec, task.page_size)]
+    return [t for t, timed in run.timed.items()
+            if timed and t != task and (t.spec, t.page_size) == (task.spec, task.page_size)]
 
 
 def _fits(variant: Variant, task: Task, gpu: Gpu, compiled: object) -> bool:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 
 from ..db.records import Setting, TrialRecord
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.errors import JobError
-from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Timing, Wrong
+from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Timing
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import survey
 from .costs import Costs
+from .flight import Flight
 from .jobs import MeasureJob, PrepareJob
 from .leads import first_variants, log_ratios, neighbours, proven
 from .run import Progress, Run, TaskResult
@@ -33,21 +33,6 @@ OVERRUN_S = 10.0
 # How long to wait for a compile before looking at the clock again.
 POLL_S = 0.5
 EXCEEDS_SHARED_MEMORY = "its shared memory exceeds the GPU's"
-
-
-@dataclass(slots=True)
-class Flight:
-    """A measurement that is under way, since `start` and at most until `deadline`.
-
-    Before it, the worker had been busy for `busy_s`.
-    """
-
-    variant: Variant
-    future: Future[Timed | Wrong | Failed]
-    start: float
-    busy_s: float
-    deadline: float
-    end: float = 0.0
 
 
 class Search:
@@ -70,14 +55,8 @@ class Search:
         self.costs = Costs(task, run.gpu.is_interpreter)
         self.newest = ""
         self.neighbours = neighbours(task, run)
-        recording = run.executor.recording
-        if only is not None:
-            self._valid = self._first = tuple(only)
-        else:
-            self._valid = recording.variants(task) if recording else survey(
-                task.spec, BatchBucket.of(task.batch), task.page_size, run.gpu).valid
-            self._first = first_variants(task, run.gpu, self.neighbours, frozenset(self._valid))
-        self._study = Study(self._valid, self._first, run.settings.sampler, run.settings.seed)
+        self._only = only
+        self._noted: list[Outcome] = []
         self._proven: deque[Variant] = deque()
         self._asked = 0
         # Asked for: compiled, or still to be.
@@ -89,9 +68,35 @@ class Search:
         self._is_over = False
         self._best_ms: float | None = None
 
+    @functools.cached_property
+    def _valid(self) -> Sequence[Variant]:
+        """The variants that may be tried. Like what follows from them, found when they are needed: it takes seconds."""
+        if self._only is not None:
+            return tuple(self._only)
+        task, recording = self.task, self.run.executor.recording
+        return recording.variants(task) if recording else survey(
+            task.spec, BatchBucket.of(task.batch), task.page_size, self.run.gpu).valid
+
+    @functools.cached_property
+    def _first(self) -> tuple[Variant, ...]:
+        """Those to be tried first."""
+        if self._only is not None:
+            return tuple(self._only)
+        return first_variants(self.task, self.run.gpu, self.neighbours, frozenset(self._valid))
+
+    @functools.cached_property
+    def _study(self) -> Study:
+        """What chooses the others, told all that is known."""
+        study = Study(self._valid, self._first, self.run.settings.sampler, self.run.settings.seed)
+        for outcome in self._noted:
+            study.tell(outcome)
+        return study
+
     @property
     def baseline(self) -> Variant | None:
         """The timed variant that the others are held against: the default, or else the first that was to be tried."""
+        if not self.timed:
+            return None
         return next((variant for variant in (*self._first, *self.timed) if variant in self.timed), None)
 
     def reuse(self) -> None:
@@ -140,6 +145,9 @@ class Search:
         Where the run has time left, the first few are tried even then, and what has begun may end a little later.
         """
         late = min(self.run.deadline, deadline + OVERRUN_S)
+        self.run.timed[self.task] = self.timed
+        if self.run.executor.clock() >= late:
+            return
         self.run.listener.started(self.task, len(self._valid), self.result.reused)
         self.look_around()
         self.ask_ahead()
@@ -168,7 +176,6 @@ class Search:
                 if not self._waiting:
                     break
                 self._collect(min(POLL_S, end - self.run.executor.clock()))
-        self.run.timed[self.task] = self.timed
         if self.run.builds is not None:
             self.run.builds.forget()
 
@@ -232,14 +239,7 @@ class Search:
         facts = self._facts(variant)
         job = MeasureJob(self.task, variant, samples, settings.seed, self.run.regime, self._best_ms,
                          "" if facts is None else facts.code_hash)
-        start, busy_s = executor.clock(), executor.worker.busy_s
-        flight = self._flight = Flight(
-            variant, executor.worker.submit(job, self.costs.limit_s, deadline), start, busy_s, deadline)
-
-        def note_end(_: object) -> None:
-            flight.end = executor.clock()
-
-        flight.future.add_done_callback(note_end)
+        self._flight = Flight(executor, job, self.costs.limit_s, deadline)
 
     def _next(self) -> Variant | None:
         """The next of those that are compiled: one that was asked for, or else one that did well elsewhere."""
@@ -254,25 +254,17 @@ class Search:
         return None
 
     def _land(self) -> Outcome | None:
-        """The outcome of the measurement under way, once there is one that its variant is to blame for."""
+        """The outcome of the measurement under way, if it is its variant's."""
         flight, self._flight = self._flight, None
         if flight is None:
             return None
         try:
-            outcome = flight.future.result()
+            return flight.land(self.costs)
         except JobError:
-            # Its turn on the GPU did not come before the time was up.
             self._is_over = True
             return None
         finally:
-            busy_s = self.run.executor.worker.busy_s - flight.busy_s
-            self.result.measuring_seconds += busy_s
-        # The callback of a future may come just after its result.
-        end = flight.end or self.run.executor.clock()
-        self.costs.note(outcome, end - flight.start, busy_s)
-        # A variant is not to blame for a budget that ran out.
-        is_cut_short = isinstance(outcome, Failed) and end >= flight.deadline
-        return None if is_cut_short else outcome
+            self.result.measuring_seconds += flight.busy_s
 
     def _facts(self, variant: Variant) -> StaticFacts | None:
         compiled = None if self.run.builds is None else self.run.builds.result(self.task, variant)
@@ -291,7 +283,9 @@ class Search:
         run.store.add_trial(TrialRecord(run.run_id, self.setting, environment, outcome, self._facts(variant)))
 
     def _note(self, outcome: Outcome) -> None:
-        self._study.tell(outcome)
+        self._noted.append(outcome)
+        if "_study" in self.__dict__:
+            self._study.tell(outcome)
         self.result.count(outcome)
         if isinstance(outcome, Timed):
             self.timed[outcome.variant] = outcome.timing

@@ -72,8 +72,9 @@ class Searches:
         if task is not None:
             self._next = Search(task, self._run)
             self._next.reuse()
-            self._next.look_around()
-            self._next.ask_ahead()
+            if self._run.seconds_left > 0:
+                self._next.look_around()
+                self._next.ask_ahead()
 
     def take(self) -> Search:
         """The next search."""
