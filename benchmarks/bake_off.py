@@ -112,8 +112,7 @@ def search(
     """One replay of `task`; `others` are those of the other tasks, the neighbours."""
     truth = truth_of(recording, task)
     valid = tuple(truth)
-    likely = () if entry.leads == "none" else first_variants(task, recording.gpu, (), frozenset(valid))
-    study = Study(valid, [variant for variant in likely if variant in truth], entry.sampler, seed)
+    study = Study(valid, likely(recording, task, entry), entry.sampler, seed)
     if entry.leads == "neighbours":
         bucket = BatchBucket.of(task.batch)
         near = sorted((t for t in others if t != task and (t.spec, t.page_size) == (task.spec, task.page_size)),
@@ -123,6 +122,20 @@ def search(
         study.prefer([variant for variant in winners if variant in truth])
         study.expect(merged_ratios(task, times))
     return replay(truth, study, trials, entry.ahead)
+
+
+def likely(recording: Recording, task: Task, entry: Entry) -> list[Variant]:
+    """The recorded variants that the heuristic would have tried first, none for a search without leads."""
+    if entry.leads == "none":
+        return []
+    valid = frozenset(recording.variants(task))
+    return [variant for variant in first_variants(task, recording.gpu, (), valid) if variant in valid]
+
+
+def key_of(recording: Recording, entry: Entry) -> str:
+    """What the searches of `entry` depend on: the sampler's sources, and the leads that they are given."""
+    leads = [variant.key() for task in recording.tasks for variant in likely(recording, task, entry)]
+    return bake_off_file.source_hash(entry.sampler, leads)
 
 
 def best(times: Mapping[Variant, float]) -> tuple[Variant, float]:
@@ -155,6 +168,11 @@ def run(job: tuple[str, Sequence[str], Entry, int, int]) -> dict[Task, Replay]:
         plain = Entry(entry.sampler, "structured", entry.ahead)
         others = {task: search(recording, task, plain, seed, trials, {}) for task in recording.tasks}
     return {task: search(recording, task, entry, seed, trials, others) for task in recording.tasks}
+
+
+def of(row: Mapping[str, Any]) -> Entry:
+    """Which searches a row of FILE is of."""
+    return Entry(row["sampler"], row["leads"], row["ahead"])
 
 
 def entries(samplers: Sequence[str], ahead: int) -> list[Entry]:
@@ -194,7 +212,7 @@ def about_entry(recording: Recording, entry: Entry, runs: Sequence[Mapping[Task,
     replays = [replay for each in runs for replay in each.values()]
     return {
         "sampler": entry.sampler, "leads": entry.leads, "ahead": entry.ahead,
-        "sources": bake_off_file.source_hash(entry.sampler, entry.leads != "none"),
+        "key": key_of(recording, entry),
         **summary([curve for each in curves.values() for curve in each]),
         "cpu_ms_a_measurement": 1e3 * sum(r.seconds for r in replays) / sum(len(r.measured) for r in replays),
         "tasks": {name: {**summary(each), "curves": [thinned(c) for c in each]} for name, each in curves.items()},
@@ -237,8 +255,8 @@ def main(arguments: argparse.Namespace) -> None:
         "recording": bake_off_file.file_hash(find_by_suffix(arguments.recording, "recordings", "recording", SUFFIXES)),
         "trials": arguments.trials, "good": facts["good"], "tasks": facts["tasks"],
     }))  # fmt: skip
-    rows = bake_off_file.held_rows(arguments.out, header)
-    held = {Entry(row["sampler"], row["leads"], row["ahead"]): row for row in rows}
+    rows = [row for row in bake_off_file.held_rows(arguments.out, header) if row["key"] == key_of(recording, of(row))]
+    held = {of(row): row for row in rows}
     document: dict[str, Any] = {}
     with ProcessPoolExecutor(arguments.processes) as pool:
         for entry in [e for e in entries(arguments.samplers, arguments.ahead) if e.leads in arguments.leads]:

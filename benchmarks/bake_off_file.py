@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attention_tuner
 
-# What decides which variants are tried: of every search, of one that is given leads, and of each kind of sampler.
+# What decides which variants are tried: of every search, and of each kind of sampler.
 _STUDY = ("tuner/study.py", "tuner/samplers.py", "tuner/encoding.py", "tuner/points.py")
-_LEADS = ("tuner/leads.py", "kernel_templates/heuristic.py", "kernel_templates/default.py")
 _POOL = ("tuner/pool_sampler.py",)
 _RANKING = (*_POOL, "tuner/ranking_sampler.py")
 _OWN = {
@@ -24,11 +23,11 @@ _OWN = {
 }
 
 
-def source_hash(sampler: str, has_leads: bool) -> str:
-    """A hash over the modules that decide what such a search tries, as 16 hexadecimal digits."""
+def source_hash(sampler: str, leads: Sequence[str]) -> str:
+    """A hash over the modules that decide what a search tries, and over its `leads`, as 16 hexadecimal digits."""
     root = Path(attention_tuner.__path__[0])
-    names = (*_STUDY, *(_LEADS if has_leads else ()), *_OWN.get(sampler, ()))
-    return hashlib.sha256(b"".join((root / name).read_bytes() for name in names)).hexdigest()[:16]
+    texts = [(root / name).read_bytes() for name in (*_STUDY, *_OWN.get(sampler, ()))]
+    return hashlib.sha256(b"".join([*texts, *map(str.encode, leads)])).hexdigest()[:16]
 
 
 def file_hash(path: Path) -> str:
@@ -37,7 +36,7 @@ def file_hash(path: Path) -> str:
 
 
 def held_rows(path: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows in `path`, none where there is no file, without those made with other sources than the present ones.
+    """The rows in `path`, none where there is no file.
 
     Ends the script where the file is of another recording, other tasks or another number of trials than `header`.
     """
@@ -47,8 +46,8 @@ def held_rows(path: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, asked in header.items():
         if document.get(name) != asked:
             sys.exit(f"{path} is of {name} {document.get(name)!r} and not {asked!r}; accepted is another file")
-    return [row for row in document["entries"]
-            if row["sources"] == source_hash(row["sampler"], row["leads"] != "none")]
+    rows: list[dict[str, Any]] = document["entries"]
+    return rows
 
 
 def refuse_other_runs(path: Path, row: Mapping[str, Any], runs: int) -> None:
