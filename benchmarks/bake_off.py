@@ -16,15 +16,17 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import bake_off_file
 import bake_off_report
 import record
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.outcome import Outcome, Skipped, Timed
 from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.search_spaces.files import find_by_suffix
 from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.leads import NEIGHBOURS, first_variants, merged_ratios
 from attention_tuner.tuner.recording import Recording
@@ -34,13 +36,17 @@ from attention_tuner.tuner.task import Task
 
 # Within this of the optimum a search has done what it is for.
 GOOD = 1.02
-# Samplers of which fewer seeds are tried: a search takes them seconds, and "gp" minutes.
-SLOW = ("gp", "forest", "tpe")
+# Samplers of which fewer seeds are tried: a search takes the others seconds, and "gp" minutes.
+SLOW = ("gp",)
 # The measurements at which a curve is kept.
 MARKS = (1, 2, 3, 4, 6, 8, 10, 12, 15, 20, 25, 30, 35, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130, 140, 150, 175, 200)
 
 # Where batches have names.
 SUITE = "hopper13"
+# Of a recording's file.
+SUFFIXES = (".json.gz", ".json")
+
+LEADS = ("structured", "none", "neighbours")
 
 Truth = Mapping[Variant, Outcome]
 
@@ -106,8 +112,7 @@ def search(
     """One replay of `task`; `others` are those of the other tasks, the neighbours."""
     truth = truth_of(recording, task)
     valid = tuple(truth)
-    likely = () if entry.leads == "none" else first_variants(task, recording.gpu, (), frozenset(valid))
-    study = Study(valid, [variant for variant in likely if variant in truth], entry.sampler, seed)
+    study = Study(valid, likely(recording, task, entry), entry.sampler, seed)
     if entry.leads == "neighbours":
         bucket = BatchBucket.of(task.batch)
         near = sorted((t for t in others if t != task and (t.spec, t.page_size) == (task.spec, task.page_size)),
@@ -117,6 +122,20 @@ def search(
         study.prefer([variant for variant in winners if variant in truth])
         study.expect(merged_ratios(task, times))
     return replay(truth, study, trials, entry.ahead)
+
+
+def likely(recording: Recording, task: Task, entry: Entry) -> list[Variant]:
+    """The recorded variants that the heuristic would have tried first, none for a search without leads."""
+    if entry.leads == "none":
+        return []
+    valid = frozenset(recording.variants(task))
+    return [variant for variant in first_variants(task, recording.gpu, (), valid) if variant in valid]
+
+
+def key_of(recording: Recording, entry: Entry) -> str:
+    """What the searches of `entry` depend on: the sampler's sources, and the leads that they are given."""
+    leads = [variant.key() for task in recording.tasks for variant in likely(recording, task, entry)]
+    return bake_off_file.source_hash(entry.sampler, leads)
 
 
 def best(times: Mapping[Variant, float]) -> tuple[Variant, float]:
@@ -132,15 +151,28 @@ def loaded(path: str) -> Recording:
     return Recording.load(path)
 
 
-def run(job: tuple[str, Entry, int, int]) -> dict[Task, Replay]:
-    """All tasks of the recording at a path, searched in one way with one seed for so many trials."""
-    path, entry, seed, trials = job
+def chosen(path: str, words: Sequence[str]) -> Recording:
+    """The recording at `path`, without tasks whose names hold none of `words`; all where there are no words."""
     recording = loaded(path)
+    kept = {task: trials for task, trials in recording.trials.items()
+            if not words or any(word in name(task) for word in words)}  # fmt: skip
+    return replace(recording, trials=kept)
+
+
+def run(job: tuple[str, Sequence[str], Entry, int, int]) -> dict[Task, Replay]:
+    """The chosen tasks of the recording at a path, searched in one way with one seed for so many trials."""
+    path, words, entry, seed, trials = job
+    recording = chosen(path, words)
     others: dict[Task, Replay] = {}
     if entry.leads == "neighbours":
         plain = Entry(entry.sampler, "structured", entry.ahead)
         others = {task: search(recording, task, plain, seed, trials, {}) for task in recording.tasks}
     return {task: search(recording, task, entry, seed, trials, others) for task in recording.tasks}
+
+
+def of(row: Mapping[str, Any]) -> Entry:
+    """Which searches a row of FILE is of."""
+    return Entry(row["sampler"], row["leads"], row["ahead"])
 
 
 def entries(samplers: Sequence[str], ahead: int) -> list[Entry]:
@@ -180,6 +212,7 @@ def about_entry(recording: Recording, entry: Entry, runs: Sequence[Mapping[Task,
     replays = [replay for each in runs for replay in each.values()]
     return {
         "sampler": entry.sampler, "leads": entry.leads, "ahead": entry.ahead,
+        "key": key_of(recording, entry),
         **summary([curve for each in curves.values() for curve in each]),
         "cpu_ms_a_measurement": 1e3 * sum(r.seconds for r in replays) / sum(len(r.measured) for r in replays),
         "tasks": {name: {**summary(each), "curves": [thinned(c) for c in each]} for name, each in curves.items()},
@@ -215,18 +248,26 @@ def about(truth: Truth) -> dict[str, Any]:
 
 def main(arguments: argparse.Namespace) -> None:
     """Run every search that FILE does not hold, write the JSON and the picture, and print the tables."""
-    rows: list[dict[str, Any]] = json.loads(arguments.out.read_text())["entries"] if arguments.out.exists() else []
-    held = {Entry(row["sampler"], row["leads"], row["ahead"]) for row in rows}
-    recording = loaded(arguments.recording)
+    recording = chosen(arguments.recording, arguments.tasks)
+    facts = about_recording(recording)
+    # As it is read back.
+    header = json.loads(json.dumps({
+        "recording": bake_off_file.file_hash(find_by_suffix(arguments.recording, "recordings", "recording", SUFFIXES)),
+        "trials": arguments.trials, "good": facts["good"], "tasks": facts["tasks"],
+    }))  # fmt: skip
+    rows = [row for row in bake_off_file.held_rows(arguments.out, header) if row["key"] == key_of(recording, of(row))]
+    held = {of(row): row for row in rows}
     document: dict[str, Any] = {}
     with ProcessPoolExecutor(arguments.processes) as pool:
-        for entry in entries(arguments.samplers, arguments.ahead):
-            if entry not in held:
-                seeds = range(arguments.slow_seeds if entry.sampler in SLOW else arguments.seeds)
-                jobs = [(arguments.recording, entry, seed, arguments.trials) for seed in seeds]
+        for entry in [e for e in entries(arguments.samplers, arguments.ahead) if e.leads in arguments.leads]:
+            seeds = range(arguments.slow_seeds if entry.sampler in SLOW else arguments.seeds)
+            if entry in held:
+                bake_off_file.refuse_other_runs(arguments.out, held[entry], len(seeds) * len(recording.tasks))
+            else:
+                jobs = [(arguments.recording, arguments.tasks, entry, seed, arguments.trials) for seed in seeds]
                 rows.append(about_entry(recording, entry, list(pool.map(run, jobs))))
             # After each, so that a run which is cut short can go on.
-            document = {**about_recording(recording), "trials": arguments.trials, "entries": rows}
+            document = {**facts, **header, "entries": rows}
             record.write(arguments.out, document)
     with contextlib.suppress(ImportError):
         bake_off_report.plot(document, arguments.out.with_suffix(".png"))
@@ -237,7 +278,9 @@ def options() -> argparse.ArgumentParser:
     """What the script can be asked for."""
     parser = record.parser(__doc__)
     parser.add_argument("--recording", required=True, metavar="NAME|PATH", help="a recording, by name or path")
+    parser.add_argument("--tasks", nargs="+", default=[], metavar="WORD", help="only tasks whose name holds one")
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS, help="which of them")
+    parser.add_argument("--leads", nargs="+", default=list(LEADS), choices=LEADS, help="only searches with these")
     parser.add_argument("--seeds", type=int, default=10, help="searches of each task by each sampler")
     parser.add_argument("--slow-seeds", type=int, default=3, help=f"the same for {', '.join(SLOW)}")
     parser.add_argument("--trials", type=int, default=150, help="variants to measure in each search")

@@ -56,6 +56,9 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
         label = f"{row['sampler']}, {row['leads']}"
         left.plot(marks, [max(LEAST, statistics.mean(each) - 1) for each in at], label=label, **look)
         right.plot(marks, [sum(ratio <= document["good"] for ratio in each) / len(each) for each in at], **look)
+    chance = statistics.mean(task["share_good"] for task in document["tasks"].values())
+    right.axhline(chance, color="black", linewidth=1, label=f"variants within 2 % ({chance:.1%})")
+    right.legend(fontsize=8)
     left.set_yscale("log")
     left.set_yticks((LEAST, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
                     ("none", "0.1 %", "0.2 %", "0.5 %", "1 %", "2 %", "5 %", "10 %", "20 %", "50 %", "100 %"))

@@ -9,6 +9,7 @@ choice.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +50,17 @@ class GridPart:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A declared grid over one attention layer."""
+    """A declared grid over one attention layer. Raises `InputError` where two parts share a batch and page size."""
 
     name: str
     spec: AttentionSpec
     parts: tuple[GridPart, ...]
+
+    def __post_init__(self) -> None:
+        counts = Counter((batch, part.page_size) for part in self.parts for batch in dict.fromkeys(part.batches))
+        for (batch, page_size), count in counts.items():
+            if count > 1:
+                raise InputError(f"{count} parts name batch {str(batch)!r} at pages of {page_size}; accepted is one")
 
 
 def grid(name_or_path: str) -> Grid:

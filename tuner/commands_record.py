@@ -12,6 +12,7 @@ import typer
 
 from ..kernel_templates.errors import InputError
 from . import options, request
+from .commands_tune import SECONDS_WITHOUT_GPU, executor_on
 
 # Of the time for a run, what writing the recording takes.
 WRITING_S = 8.0
@@ -22,7 +23,7 @@ def record(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The recording to write: JSON, compressed for .json.gz.")],
     seconds: Annotated[float | None, typer.Option(
         "--seconds", parser=options.positive_seconds, metavar="SECONDS", help="Time for the whole run.",
-        show_default="no limit")] = None,
+        show_default=f"no limit, without a GPU {SECONDS_WITHOUT_GPU:g}")] = None,
     samples: Annotated[int, typer.Option(
         parser=options.whole_number, metavar="NUMBER", help="Samples of a variant that is not clearly slower.")] = 5,
     gpu: options.GpuName = None,
@@ -43,12 +44,11 @@ def record(
     from ..search_spaces.grids import grid as read_grid
     from . import report
     from .builds import Builds
-    from .commands_tune import executor_on
     from .ground_truth import grid_tasks, recording_of
     from .recorder import Recorder
     from .recording_report import print_recording, recording_document
     from .run import Listener, Run, Settings
-    from .tune import refuse_large
+    from .tune import refuse_large, refuse_long
 
     begun = time.monotonic()
     declared = read_grid(grid)
@@ -57,9 +57,13 @@ def record(
         raise InputError(f"{file!r} cannot be written: there is no folder {str(path.parent)!r}")
     on = request.runnable(gpu)
     tasks = grid_tasks(declared, on)
-    if not on.is_interpreter:
-        refuse_large(tuple(tasks))
+    if on.is_interpreter:
+        seconds = seconds or SECONDS_WITHOUT_GPU
     settings = Settings(seconds=seconds, seed=seed, samples=samples)
+    if on.is_interpreter:
+        refuse_long(tuple(tasks), settings)
+    else:
+        refuse_large(tuple(tasks))
     deadline = math.inf if seconds is None else begun + seconds - min(WRITING_S, seconds / 4)
     with Store.open(default_path() if db is None else db) as store:
         with contextlib.closing(executor_on(on, room=len(tasks), races=False)) as executor:

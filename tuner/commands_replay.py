@@ -61,7 +61,7 @@ def replay_recording(name: str, wanted: Wanted, settings: Settings, as_json: boo
     from . import documents, report
     from .progress import TuneProgress
     from .recording import Recording
-    from .recording_report import print_replayed, replayed_document
+    from .recording_report import print_changed, print_replayed, replayed_document
     from .replay import replay
 
     begun = time.monotonic()
@@ -81,6 +81,9 @@ def replay_recording(name: str, wanted: Wanted, settings: Settings, as_json: boo
         return
     report.print_results(recording.gpu, [each.result for each in found], None)
     print_replayed(recording, found)
+    print_changed(recording)
+    report.say("what is tried first for a shape was chosen with the recording that ships: on that one, how soon the "
+               "optimum was found says little of new shapes")
     report.say(f"replayed in {time.monotonic() - begun:.1f} s; the times above are those that the trials took on "
                f"{recording.gpu.name} when they were recorded. Nothing is stored: the database was a temporary one")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Annotated
 
 import typer
@@ -49,6 +50,13 @@ def percentage(text: str) -> float:
     raise typer.BadParameter(f"{text!r} cannot be used; accepted is a number of per cent from 0 to 100")
 
 
+def database(text: str) -> str:
+    """The path or URL of a database that `text` is. Raises `typer.BadParameter` for a folder."""
+    if os.path.isdir(os.path.expanduser(text)):
+        raise typer.BadParameter(f"{text!r} is a folder; accepted is the path of a database in it, or a URL")
+    return text
+
+
 Model = Annotated[str | None, typer.Option(
     metavar="NAME|PATH", help="A preset such as llama-3-8b, or the path of a Hugging Face config.json.")]
 Spec = Annotated[str | None, typer.Option(
@@ -79,7 +87,7 @@ GpuName = Annotated[str | None, typer.Option(
 VariantKey = Annotated[str | None, typer.Option(
     "--variant", metavar="KEY", help="A variant as generate prints it.", show_default="the default variant")]
 Database = Annotated[str | None, typer.Option(
-    "--db", metavar="PATH|URL", help="The database.", show_default="in the user's data folder")]
+    "--db", parser=database, metavar="PATH|URL", help="The database.", show_default="in the user's data folder")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 Seed = Annotated[int, typer.Option(
     parser=seed_number, metavar="NUMBER", help="Makes the search and the inputs repeatable.")]

@@ -39,10 +39,8 @@ class Space:
         """The points that differ in one dimension: by one step where its values have an order."""
         template, values = point
         for index, choices in enumerate(self.choices[template].values()):
-            at = choices.index(values[index])
-            for other in (at - 1, at + 1) if is_ordered(choices) else range(len(choices)):
-                if 0 <= other < len(choices) and other != at:
-                    yield template, (*values[:index], choices[other], *values[index + 1 :])
+            for other in beside(values[index], choices):
+                yield template, (*values[:index], other, *values[index + 1 :])
 
     def codes(self, points: Sequence[Point]) -> NDArray[np.int8]:
         """`[points, 1 + dimensions]`: the number of the template, then of each value among those of its dimension.
@@ -62,6 +60,13 @@ class Space:
             for index, name in enumerate(dimensions):
                 found[rows, column[name]] = [ranks[name][points[row][1][index]] for row in rows]
         return found
+
+
+def beside(value: Value, choices: Sequence[Value]) -> Sequence[Value]:
+    """Those of `choices` that are one step from `value`, which is one of them: all others where they have no order."""
+    at = choices.index(value)
+    steps = (at - 1, at + 1) if is_ordered(choices) else range(len(choices))
+    return [choices[step] for step in steps if 0 <= step < len(choices) and step != at]
 
 
 def is_ordered(choices: Iterable[Value]) -> bool:

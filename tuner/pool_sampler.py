@@ -63,8 +63,8 @@ class PoolSampler(BaseSampler):
         """The first candidate: only a study with none left asks for it."""
         return 0
 
-    def neighbours(self, row: int) -> Rows:
-        """The free candidates that differ from candidate `row` in one dimension."""
+    def variations(self, row: int) -> Rows:
+        """The free candidates that differ from candidate `row` in one dimension, by however many steps."""
         return np.flatnonzero((self.distances(row) == 1) & (self.codes[:, 0] == self.codes[row, 0])
                               & (self.state == FREE))  # fmt: skip
 
@@ -102,19 +102,19 @@ class BruteSampler(PoolSampler):
 
 
 class LocalSampler(PoolSampler):
-    """Descends to the better of its neighbours, and starts anew at any candidate where none is left: its origin."""
+    """Descends to the better of its variations, and starts anew at any candidate where none is left: its origin."""
 
     def __init__(self, codes: Codes, seed: int = 0) -> None:
         super().__init__(codes, seed)
         self._tried: list[int] = []
 
     def choose(self) -> int:
-        """Any free neighbour of the best that this descent has tried."""
+        """Any free variation of the best that this descent has tried."""
         timed = [row for row in self._tried if self.state[row] == TIMED]
         # What is told before the first choice is where the first descent begins.
         if not self._tried:
             timed = np.flatnonzero(self.state == TIMED).tolist()
-        free = self.neighbours(min(timed, key=self.values.__getitem__)) if timed else np.empty(0, np.intp)
+        free = self.variations(min(timed, key=self.values.__getitem__)) if timed else np.empty(0, np.intp)
         if timed and not len(free):
             self._tried = []
         chosen = int(self.random.choice(free if len(free) else np.flatnonzero(self.state == FREE)))

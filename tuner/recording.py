@@ -96,6 +96,15 @@ class Recording:
         timed = [r.outcome for r in self.trials.get(task, {}).values() if isinstance(r.outcome, Timed)]
         return min(timed, key=lambda outcome: outcome.timing.median_ms, default=None)
 
+    def measurements(self, task: Task) -> int:
+        """How many of the timed variants of `task` were measured: those with the same code and raw samples once.
+
+        Of twins, which have the same code and launch, one is measured, and the others take its times over.
+        """
+        timed = [(r.facts and r.facts.code_hash, r.outcome.timing.samples_ms)
+                 for r in self.trials.get(task, {}).values() if isinstance(r.outcome, Timed)]
+        return len(set(timed))
+
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recording:
         """Read a shipped recording by its name, or the file at a path.

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..kernel_templates.sources import kernel_hash
+from ..kernel_templates.template import templates
 from .recording import Recording
 from .replay import Replayed, near
 from .report import print_failures, print_table, say
@@ -19,13 +21,15 @@ _KINDS = ("timed", "wrong", "failed", "skipped")
 def print_recording(recording: Recording) -> None:
     """Write a table of what was recorded of each task."""
     counted = _counted(recording)
-    columns = ("batch", "page", "variants", *_KINDS, "optimum", "within 2 %")
+    columns = ("batch", "page", "variants", *_KINDS, "measured", "optimum", "within 2 %")
     rows = [
         (short(task.batch), str(task.page_size), str(result.outcomes.total()),
-         *(str(result.outcomes[kind]) for kind in _KINDS), *_optimum(recording, task))
+         *(str(result.outcomes[kind]) for kind in _KINDS), str(recording.measurements(task)),
+         *_optimum(recording, task))
         for task, result in counted.items()
     ]  # fmt: skip
     print_table(f"{recording.grid} on {recording.gpu.name}, regime {recording.regime}", columns, rows)
+    say("measured: timed variants with the same code and raw samples are twins, of which one was measured")
 
 
 def print_details(recording: Recording) -> None:
@@ -40,6 +44,19 @@ def print_details(recording: Recording) -> None:
     versions = {(each.triton, each.torch, each.driver) for each in recording.environments.values()}
     made_with = " and ".join(f"Triton {t}, torch {p}, driver {d or 'unknown'}" for t, p, d in sorted(versions))
     say(f"recorded from {first} to {last} with {made_with}")
+    print_changed(recording)
+
+
+def changed_templates(recording: Recording) -> list[str]:
+    """The recorded templates whose kernel source is another one now, or that are not installed."""
+    return [name for name, environment in recording.environments.items()
+            if name not in templates() or kernel_hash(name) != environment.kernel_hash]
+
+
+def print_changed(recording: Recording) -> None:
+    """Say in a line that kernels are not those that were recorded, where that is so."""
+    if changed := changed_templates(recording):
+        say(f"recorded with other kernel sources than the present ones: {', '.join(changed)}")
 
 
 def recording_document(recording: Recording) -> dict[str, Any]:
@@ -49,10 +66,11 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "gpu": recording.gpu.name,
         "regime": str(recording.regime),
         "recorded_at": list(recording.recorded_at),
+        "changed_templates": changed_templates(recording),
         "tasks": [
             {"spec": task.spec.key(), "batch": str(task.batch), "page_size": task.page_size,
-             "outcomes": dict(result.outcomes), **_optimum_document(recording, task),
-             "within_2_percent": near(recording, task)}
+             "outcomes": dict(result.outcomes), "measured": recording.measurements(task),
+             **_optimum_document(recording, task), "within_2_percent": near(recording, task)}
             for task, result in _counted(recording).items()
         ],
     }  # fmt: skip

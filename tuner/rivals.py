@@ -10,7 +10,8 @@ from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Timed
 from ..kernel_templates.template import template_of, why_invalid
-from ..kernel_templates.variant import Value, Variant
+from ..kernel_templates.variant import Variant
+from .points import beside
 
 # Of the variants that a winner was tried with, the fastest others.
 RUNNERS_UP = 2
@@ -35,19 +36,10 @@ def one_step(variant: Variant, config: BestConfig, gpu: Gpu) -> Iterator[Variant
     template, bucket = template_of(variant), config.shape.bucket
     for name, choices in template.grid(bucket, gpu).items():
         value = variant.as_dict()[name]
-        for choice in _beside(value, choices):
+        for choice in beside(value, choices) if value in choices else ():
             other = template.settle(variant.replace(**{name: choice}), bucket)
             if other != variant and not why_invalid(other, config.shape.spec, gpu):
                 yield other
-
-
-def _beside(value: Value, choices: tuple[Value, ...]) -> list[Value]:
-    if value not in choices:
-        return []
-    if not all(isinstance(choice, int) for choice in choices):
-        return [choice for choice in choices if choice != value]
-    at = choices.index(value)
-    return [choices[index] for index in (at - 1, at + 1) if 0 <= index < len(choices)]
 
 
 def _shares(variant: Variant, other: Variant) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import math
 import re
 import sys
@@ -90,6 +91,14 @@ def test_all_of_it_and_only_what_its_file_does_not_hold(
 
     assert [line.split("|")[1].strip(" `") for line in run("brute")] == ["brute", "brute"]
     before = out.read_text()
+    document = json.loads(before)
+    document["entries"][0]["final_mean"], document["entries"][1]["key"] = 7.0, "another"
+    out.write_text(json.dumps(document))
+    lines = run("brute")
+    # What other sources found is found again, and what the present ones found is kept.
+    assert [line.split("|")[5].strip() for line in sorted(lines, key=len)].count("7.0000") == 1
+    assert json.loads(out.read_text())["entries"][1] | {"cpu_ms_a_measurement": 0} == (
+        json.loads(before)["entries"][1] | {"cpu_ms_a_measurement": 0})
     lines = run("brute", "kriging")
     assert len(lines) == 2 + 5
     for row in ("structured", "none"):

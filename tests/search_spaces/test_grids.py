@@ -72,6 +72,7 @@ def test_a_grid_is_all_valid_combinations_settled_for_the_batch(tmp_path: Path) 
         ({**SMALL, "spec": "num_q_heads=8"}, "num_kv_heads"),
         ({**SMALL, "parts": []}, "it has no part"),
         ({**SMALL, "parts": [{}]}, "is no grid"),
+        ({**SMALL, "parts": SMALL["parts"] * 2}, "2 parts name batch '4x1@65535' at pages of 32"),
         ({**SMALL, "parts": None}, "is no grid"),
         ({"name": "small"}, "is no grid"),
         ([], "no JSON object"),

@@ -34,7 +34,7 @@ MISTAKES = [
     ("tune --model llama-3-8b --batch 99999999x1@5", "up to 65536 sequences"),
     ("tune --model llama-3-8b --batch 1x1@9999999999", "1073741823 tokens"),
     (f"tune --model {'m' * 300}", "name too long"),
-    ("tune --model llama-3-8b --db .", "cannot be opened"),
+    ("tune --model llama-3-8b --db .", "is a folder"),
     ("tune --model llama-3-8b --page-size 17", "'17'"),
     ("tune --model llama-3-8b --suite nothing", "'nothing'"),
     ("tune --model llama-3-8b --tp 7", "7 GPUs"),

@@ -31,9 +31,9 @@ def grid(tmp_path: Path) -> Path:
 
 def test_a_grid_is_recorded_and_gone_on_with(lines: Lines, grid: Path, tmp_path: Path) -> None:
     file, db = tmp_path / "two.json.gz", str(tmp_path / "tuner.db")
-    # So little time that the trial under way cannot end.
+    # So little time that no trial could end.
     assert lines.run("record", str(grid), str(file), "--db", db, "--seconds", "0.01", "--gpu", "interpreter") == 2
-    assert "nothing of grid 'two' is stored" in lines.err
+    assert "'2x1@40' is too large for Triton's interpreter" in lines.err
     assert not file.exists()
     assert lines.run("record", str(grid), str(file), "--db", db, "--gpu", "interpreter") == 0
     assert "two on Triton interpreter" in lines.out
@@ -53,6 +53,8 @@ def test_a_grid_is_recorded_and_gone_on_with(lines: Lines, grid: Path, tmp_path:
     ("arguments", "says"),
     [
         (("nosuch", "a.json"), "no grid and no file is called 'nosuch'"),
+        (("hopper_llama_3_8b", "{folder}/a.json", "--gpu", "interpreter"), "is too large for Triton's interpreter"),
+        (("hopper_llama_3_8b", "{folder}/a.json", "--db", "{folder}"), "is a folder"),
         (("hopper_llama_3_8b", "{folder}/nosuch/a.json"), "there is no folder"),
         (("hopper_llama_3_8b", "{folder}/a.json", "--gpu", "sm_90"), "'sm_90' is not present"),
         (("hopper_llama_3_8b", "{folder}/a.json", "--seconds", "-1"), "'-1' cannot be used"),
@@ -62,7 +64,7 @@ def test_what_cannot_be_recorded_is_refused_and_nothing_written(
     arguments: tuple[str, ...], says: str, lines: Lines, tmp_path: Path
 ) -> None:
     given = [argument.format(folder=tmp_path) for argument in arguments]
-    assert lines.run("record", *given, "--db", str(tmp_path / "tuner.db")) == 2
+    assert lines.run("record", "--db", str(tmp_path / "tuner.db"), *given) == 2
     assert says in lines.err
     assert len(lines.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

@@ -31,7 +31,7 @@ def test_it_keeps_away_from_what_is_bad() -> None:
 def test_neighbours_of_what_is_pending_are_worth_less() -> None:
     sampler = sampler_that_knows(list(range(1, len(CODES), 5)))
     chosen = sampler.choose()
-    near, far = sampler.neighbours(chosen), np.array([127])
+    near, far = sampler.variations(chosen), np.array([127])
     before = sampler.scores(near), sampler.scores(far)
     sampler.state[chosen] = PENDING
     assert (sampler.scores(near) == before[0] / 2).all()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -39,6 +40,13 @@ def test_other_numbers_are_refused_with_what_is_accepted(parse: Callable[[str], 
 def test_seeds_and_seconds() -> None:
     assert options.seed_number("0") == 0
     assert options.positive_seconds("0.5") == 0.5
+
+
+def test_a_folder_is_no_database(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="is a folder; accepted is the path of a database"):
+        options.database(str(tmp_path))
+    for name in (str(tmp_path / "new.db"), "postgresql+psycopg://user@host/name"):
+        assert options.database(name) == name
 
 
 def test_every_option_has_a_help_that_is_a_sentence() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.points import ABSENT, Space
+from attention_tuner.tuner.points import ABSENT, Space, beside
 
 MIXED = [
     Variant.of("one", 16, {"m": 16, "load": "tma"}),
@@ -23,6 +23,13 @@ def test_neighbours_differ_by_one_step_of_what_has_an_order() -> None:
     space = Space([Variant.of("t", 16, {"a": a, "d": d}) for a in (16, 32, 64) for d in ("x", "y", "z")])
     found = set(space.neighbours(("t", (16, "y"))))
     assert found == {("t", (32, "y")), ("t", (16, "x")), ("t", (16, "z"))}
+
+
+def test_one_step_is_to_the_next_value_or_to_any_where_they_have_no_order() -> None:
+    assert beside(32, (16, 32, 64, 128)) == [16, 64]
+    assert beside(16, (16, 32, 64)) == [32]
+    assert beside("y", ("x", "y", "z")) == ["x", "z"]
+    assert beside(16, (16,)) == []
 
 
 def test_templates_share_the_codes_of_a_dimension_of_the_same_name() -> None:

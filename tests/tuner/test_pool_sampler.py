@@ -66,15 +66,15 @@ def test_it_knows_what_is_pending_timed_and_bad_whoever_asked() -> None:
     assert (sampler.state == FREE).sum() >= len(CODES) - 5
 
 
-def test_neighbours_are_free_and_differ_in_one_dimension_of_the_same_template() -> None:
+def test_variations_are_free_and_differ_in_one_dimension_of_the_same_template() -> None:
     sampler = BruteSampler(np.array([[0, 0, 0], [0, 0, 3], [0, 1, 1], [1, 0, 0], [0, 2, 0]], np.int8))
-    assert sampler.neighbours(0).tolist() == [1, 4]
+    assert sampler.variations(0).tolist() == [1, 4]
     sampler.state[4] = TIMED
-    assert sampler.neighbours(0).tolist() == [1]
+    assert sampler.variations(0).tolist() == [1]
     assert sampler.distances(0).tolist() == [0, 1, 2, 1, 1]
 
 
-def test_a_descent_goes_to_neighbours_of_its_best_until_there_are_none() -> None:
+def test_a_descent_goes_to_variations_of_its_best_until_there_are_none() -> None:
     sampler = LocalSampler(CODES, 0)
     study = study_of(sampler)
     chosen: list[int] = []

@@ -48,7 +48,7 @@ def test_templates_take_turns_until_there_is_something_to_rank_by() -> None:
     assert chosen[-1] == len(CODES) - 1
 
 
-def test_now_and_then_a_neighbour_of_the_best_is_chosen() -> None:
+def test_now_and_then_a_variation_of_the_best_is_chosen() -> None:
     sampler = Last()
     chosen = explore(sampler, 40)
     losses = [np.count_nonzero(CODES[row] != CODES[0]) for row in chosen]
@@ -67,7 +67,7 @@ def test_a_model_is_fitted_as_trials_grow_by_a_share() -> None:
     assert np.diff(sampler.fits).max() == 5
 
 
-def test_of_a_large_pool_some_are_ranked_and_the_neighbours_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_pool_some_are_ranked_and_the_variations_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranking_sampler, "MOST_RANKED", 5)
     sampler = Last()
     chosen = explore(sampler, FEWEST + 1)

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,17 @@ def test_reading_a_recording_loads_no_torch(tmp_path: Path) -> None:
     script = ("import sys; from attention_tuner.tuner.recording import Recording; Recording.load(sys.argv[1]); "
               "sys.exit(bool({'torch', 'triton', 'optuna'} & sys.modules.keys()))")  # fmt: skip
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "small.json.gz")], check=True)
+
+
+def test_twins_of_one_code_with_the_same_samples_were_measured_once() -> None:
+    recording = small_recording()
+    one, twin, other = (unified(num_segments=segments) for segments in (1, 8, 16))
+    first = recording.trials[CHUNK][one]
+    assert isinstance(first.outcome, Timed)
+    assert first.facts is not None
+    same = replace(first, outcome=replace(first.outcome, variant=twin))
+    held = {one: first, twin: same}
+    assert replace(recording, trials={CHUNK: held}).measurements(CHUNK) == 1
+    otherwise = replace(same, facts=replace(first.facts, code_hash="another"))
+    assert replace(recording, trials={CHUNK: {**held, other: otherwise}}).measurements(CHUNK) == 2
+    assert recording.measurements(replace(CHUNK, page_size=128)) == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 import subprocess
@@ -16,12 +17,15 @@ from attention_tuner.search_spaces.files import shipped
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.replay import near, replay
 from attention_tuner.tuner.run import Listener, Progress, Settings, TaskResult
+from attention_tuner.tuner.samplers import DEFAULT_SAMPLER
 from attention_tuner.tuner.simulated import NOT_RECORDED
+from attention_tuner.tuner.study import Study
+from attention_tuner.tuner.task import Task
 
 RECORDING = small_recording()
 ALL = 54
-# How far from the optimum searches may end after so many trials, each and on average.
-TRIALS, TOLERATED, TOLERATED_MEAN = 150, 0.03, 0.01
+# How far from the optimum searches without leads may end after so many trials, each and on average over the seeds.
+TRIALS, SEEDS, TOLERATED, TOLERATED_MEAN = 150, 3, 0.02, 0.005
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
@@ -131,11 +135,30 @@ def test_every_recording_that_ships_can_be_searched() -> None:
             assert each.result.best.speedup >= 1, (name, each.result.task)
 
 
-def test_the_search_comes_near_the_optima_of_every_recording_that_ships() -> None:
-    for name in shipped("recordings", (".json.gz", ".json")):
-        recording = Recording.load(name)
-        losses = [each.loss for each in replay(recording, recording.tasks, Settings(trials=TRIALS))]
-        known = [loss for loss in losses if loss is not None]
-        assert len(known) == len(recording.tasks), name
-        assert max(known) <= TOLERATED, (name, losses)
-        assert statistics.mean(known) <= TOLERATED_MEAN, (name, losses)
+def finals(recording: Recording, task: Task, sampler: str, seeds: int) -> list[float]:
+    """How many times slower than the optimum the best of so many trials is, by seed, without any lead."""
+    optimum = recording.optimum(task)
+    assert optimum is not None
+    found: list[float] = []
+    for seed in range(seeds):
+        study, best_ms = Study(recording.variants(task), sampler=sampler, seed=seed), math.inf
+        for _ in range(TRIALS):
+            variant = study.ask()
+            assert variant is not None
+            outcome = recording.outcome(task, variant)
+            assert outcome is not None
+            study.tell(outcome)
+            if isinstance(outcome, Timed):
+                best_ms = min(best_ms, outcome.timing.median_ms)
+        found.append(best_ms / optimum.timing.median_ms)
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 5], ids=["hybrid, pages of 16", "hybrid, pages of 128"])
+def test_the_sampler_comes_near_recorded_optima_unaided_where_chance_does_not(number: int) -> None:
+    recording = Recording.load("h200_llama_3_8b")
+    task = recording.tasks[number]
+    found, chance = (finals(recording, task, sampler, SEEDS) for sampler in (DEFAULT_SAMPLER, "random"))
+    assert max(found) <= 1 + TOLERATED, found
+    assert statistics.mean(found) <= 1 + TOLERATED_MEAN < statistics.mean(chance), (found, chance)
+    assert max(chance) > 1 + TOLERATED, chance
