@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +24,15 @@ from attention_tuner.tuner.jobs import RaceJob, RaceResult
 from attention_tuner.tuner.recording import Recording
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Scripts say less than other tests wait for."""
+    logger = logging.getLogger("attention_tuner")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture

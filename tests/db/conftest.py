@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from attention_tuner.kernel_templates.outcome import (
 )
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
+
+# Child processes are given the parent's path, and import `live_reader` by that name.
+sys.path.append(str(Path(__file__).parent))
 
 SPEC = AttentionSpec(32, 8, 128)
 GPU = Gpu("NVIDIA H200", (9, 0), 132, 232448, 62914560, "580.1")
