@@ -18,7 +18,7 @@ ANY_NAN: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.constexpr_function
-def shift_of(dtype):
+def shift_of(dtype: tl.dtype) -> float:
     """The power of 2 that probabilities in `dtype` are multiplied by."""
     return HALF_SHIFT.value if dtype == tl.float16 else 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .batch import SHORT_QUERY, Batch
-from .limits import padded
+from .limits import next_power_of_two
 from .spec import AttentionSpec
 from .variant import Variant
 
@@ -22,8 +22,8 @@ MOST_TILE = 128 * 128
 def default_variant(spec: AttentionSpec, batch: Batch, page_size: int) -> Variant:
     """The variant that vLLM's Triton backend amounts to for this layer and batch."""
     # There, a tile is a whole number of groups; a group of more rows than the largest tile is split here.
-    width = padded(max(spec.head_dim, spec.value_dim))
-    block_m = min(max(BLOCK_M, padded(spec.group_size)), MOST_BLOCK_M, MOST_TILE // width)
+    width = next_power_of_two(max(spec.head_dim, spec.value_dim))
+    block_m = min(max(BLOCK_M, next_power_of_two(spec.group_size)), MOST_BLOCK_M, MOST_TILE // width)
     is_float32 = spec.dtype == "float32"
     if is_float32:
         block_m = BLOCK_M

@@ -14,6 +14,7 @@ from .batch import Batch
 from .errors import BatchError, SpecError, VariantError
 from .gpu import Gpu
 from .lengths import Lengths
+from .limits import next_power_of_two
 from .spec import AttentionSpec
 from .template import template_of, why_invalid
 from .variant import Variant
@@ -192,7 +193,7 @@ class Launcher(abc.ABC):
 
     def capacity(self, size: int) -> int:
         """How many to make room for where `size` are planned: `padded` to the next power of two; 0 stays 0."""
-        return 1 << (size - 1).bit_length() if self.padded and size else size
+        return next_power_of_two(size) if self.padded else size
 
     def start(self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         """Launch `kernel`, or only compile it and remember the result while `compile_only` is set."""

@@ -43,9 +43,9 @@ class Body:
 Bodies = Callable[[Variant], tuple[Body, ...]]
 
 
-def padded(dim: int) -> int:
-    """The columns of a tile for a head of size `dim`: the next power of two."""
-    return 1 << (dim - 1).bit_length()
+def next_power_of_two(size: int) -> int:
+    """The smallest power of two that is not below `size`, such as the columns of a tile of a head; 0 stays 0."""
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: int, num_stages: int) -> int:
@@ -60,7 +60,7 @@ def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: in
     has_warpgroup_products = (
         major in (9, 10) and body.block_m >= 64 and num_warps >= 4 and spec.dtype != "float32"
     )
-    k_dim, v_dim, size = padded(spec.head_dim), padded(spec.value_dim), spec.element_bytes
+    k_dim, v_dim, size = next_power_of_two(spec.head_dim), next_power_of_two(spec.value_dim), spec.element_bytes
     if num_stages == 1:
         tiles = body.block_n * max(k_dim, v_dim) * size
     else:
@@ -94,7 +94,8 @@ def fits_registers(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
 
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
         most = SPILLED * variant.number(num_warps) * THREADS_PER_WARP * REGISTERS_PER_THREAD
-        return gpu.is_interpreter or all(body.block_m * padded(spec.value_dim) <= most for body in bodies(variant))
+        columns = next_power_of_two(spec.value_dim)
+        return gpu.is_interpreter or all(body.block_m * columns <= most for body in bodies(variant))
 
     return Constraint("its accumulator is twice what the registers of its warps hold", holds)
 
@@ -106,7 +107,7 @@ def fits_float32(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
         if spec.dtype != "float32" or gpu.is_interpreter:
             return True
         most = MOST_FLOAT32_OPERANDS * variant.number(num_warps) * THREADS_PER_WARP
-        dim = padded(max(spec.head_dim, spec.value_dim))
+        dim = next_power_of_two(max(spec.head_dim, spec.value_dim))
         return all((body.block_m + body.block_n) * dim <= most for body in bodies(variant))
 
     return Constraint("its tiles in float32 exceed the registers of its warps", holds)

@@ -18,7 +18,7 @@ from .errors import BatchError
 from .gpu import Gpu
 from .launch import LOG2_E, Launcher, Tensors, features_of, run_or_compile
 from .lengths import IntArray, Lengths
-from .limits import Body
+from .limits import Body, next_power_of_two
 from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, WorkList, fixed_segments, work_list
 from .room import Limit, Room
 from .spec import AttentionSpec
@@ -301,7 +301,7 @@ class WorkListLauncher(Launcher):
         """
         if self.fixed_split is not None:
             return COMBINE_ROWS
-        entries = 1 << max(0, self._num_entries - 1).bit_length()
+        entries = next_power_of_two(max(1, self._num_entries))
         programs = entries * self.spec.num_kv_heads * COMBINE_ROWS
         return 1 if programs <= COMBINE_PROGRAMS * self.gpu.num_sms and not INTERPRETED else COMBINE_ROWS
 
@@ -315,7 +315,7 @@ class WorkListLauncher(Launcher):
             # Heads before slots, so that the unit dimensions lead and the load is a plain two-dimensional tile.
             view = cache.permute(0, 2, 1, 3)
             # Past a head's own numbers, a load gives zeros.
-            block = [1, 1, block_n, 1 << (cache.shape[-1] - 1).bit_length()]
+            block = [1, 1, block_n, next_power_of_two(cache.shape[-1])]
             return TensorDescriptor(view, list(view.shape), list(view.stride()), block)
 
         caches = (tensors.k_cache, tensors.v_cache)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..kernel_templates.errors import BatchError
+from ..kernel_templates.limits import next_power_of_two
 from ..kernel_templates.spec import AttentionSpec
 from .hybrid_attention import HybridAttention
 from .launchers import Chooser, from_default_table
@@ -81,7 +82,7 @@ class Attentions(threading.local):
 
     def planned(self, spec: AttentionSpec, page_size: int, q: torch.Tensor, lengths: HostLengths) -> HybridAttention:
         """The attention of a layer where `q` is, planned for `lengths`."""
-        max_seqs = max(FEWEST_SEQS, 1 << (len(lengths.query_lens) - 1).bit_length())
+        max_seqs = max(FEWEST_SEQS, next_power_of_two(len(lengths.query_lens)))
         key = (spec, page_size, max_seqs, q.device)
         attention = self._made.get(key)
         if attention is None:

@@ -15,6 +15,7 @@ from ..kernel_templates.errors import GpuError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.heuristic import candidates
 from ..kernel_templates.launch import Launcher, make_launcher
+from ..kernel_templates.limits import next_power_of_two
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
@@ -90,8 +91,8 @@ class Launchers:
         longest = step.longest_kv if self._usual else 0
         reserved = launcher.reserved or (0, 0)
         if step.num_seqs > reserved[0] or step.num_tokens > reserved[1] or longest > launcher.longest_kv:
-            launcher.longest_kv = max(launcher.longest_kv, _power_of_two(longest))
-            seqs, tokens = (max(old, _power_of_two(new)) for old, new in
+            launcher.longest_kv = max(launcher.longest_kv, next_power_of_two(longest))
+            seqs, tokens = (max(old, next_power_of_two(new)) for old, new in
                             zip(reserved, (step.num_seqs, step.num_tokens), strict=True))
             before = self.workspace.generation
             launcher.reserve(min(seqs, self._max_seqs), min(tokens, self._max_tokens), self._place.device)
@@ -130,8 +131,3 @@ class Launchers:
         chunk = min(USUAL_CHUNK, self._max_tokens - (seqs - 1))
         first = chunk if chunk > SHORT_QUERY else 1
         return BatchBucket.of(Batch(((first, USUAL_CONTEXT), *(((1, USUAL_CONTEXT),) * (seqs - 1)))))
-
-
-def _power_of_two(size: int) -> int:
-    """The smallest power of two that is not below `size`; 0 stays 0."""
-    return 1 << (size - 1).bit_length() if size else 0

@@ -5,7 +5,7 @@ from attention_tuner.kernel_templates.limits import (
     fits_float32,
     fits_registers,
     fits_shared_memory,
-    padded,
+    next_power_of_two,
     shared_memory_bytes,
 )
 from attention_tuner.kernel_templates.spec import AttentionSpec
@@ -43,7 +43,7 @@ def test_an_accumulator_needs_warps_enough():
 
 
 def test_tiles_are_as_wide_as_the_next_power_of_two():
-    assert [padded(dim) for dim in (32, 40, 80, 128, 136, 256)] == [32, 64, 128, 128, 256, 256]
+    assert [next_power_of_two(dim) for dim in (32, 40, 80, 128, 136, 256)] == [32, 64, 128, 128, 256, 256]
     sm_80 = TARGETS["sm_80"]
     for dims, same in (((96, None), 128), ((136, 200), 256)):
         uneven, even = AttentionSpec(32, 8, dims[0], v_head_dim=dims[1]), AttentionSpec(32, 8, same)
