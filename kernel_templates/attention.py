@@ -39,6 +39,23 @@ def seen(key, stop, rows, features, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def is_written(key, low, stop, WINDOW: tl.constexpr):
+    """Which keys are in the cache: what no row sees, since its window begins at `low`, need not be there any more."""
+    return (key >= low) & (key < stop) if WINDOW else key < stop
+
+
+@triton.jit
+def pages_of(pages, first, low, stop, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
+    """The pages of BLOCK_N keys from `first` on, or one number where they are all in one page; 0 past the last key."""
+    if PAGE_SIZE % BLOCK_N == 0:
+        page = tl.load(pages + first // PAGE_SIZE, mask=first < stop, other=0)
+    else:
+        key = first + tl.arange(0, BLOCK_N)
+        page = tl.load(pages + key // PAGE_SIZE, mask=is_written(key, low, stop, WINDOW), other=0)
+    return page
+
+
+@triton.jit
 def attend(
     state, q, k_cache, v_cache, k_desc, v_desc, pages, kv_head, start, stop, rows, features, qk_scales,
     stride_k_page, stride_k_token, stride_v_page, stride_v_token,
@@ -63,30 +80,24 @@ def attend(
     columns = tl.arange(0, BLOCK_N)
     k_dims = tl.arange(0, K_DIM)
     v_dims = tl.arange(0, V_DIM)
+    page = pages_of(pages, start, low, stop, PAGE_SIZE, BLOCK_N, WINDOW)
     for first in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         key = first + columns
-        written = key < stop
-        if WINDOW:
-            # What no row sees need not be in the cache any more.
-            written = written & (key >= low)
-        if PAGE_SIZE % BLOCK_N == 0:
-            page = tl.load(pages + first // PAGE_SIZE).to(tl.int64)
-            slot = first % PAGE_SIZE + columns
-        elif MASKED:
-            page = tl.load(pages + key // PAGE_SIZE, mask=written, other=0).to(tl.int64)
-            slot = key % PAGE_SIZE
-        else:
-            page = tl.load(pages + key // PAGE_SIZE).to(tl.int64)
-            slot = key % PAGE_SIZE
+        written = is_written(key, low, stop, WINDOW)
+        slot = first % PAGE_SIZE + columns if PAGE_SIZE % BLOCK_N == 0 else key % PAGE_SIZE
+        this_page = page.to(tl.int64)
+        # One tile ahead: loads whose addresses wait for another load of the same tile are pipelined a stage less.
+        page = pages_of(pages, first + BLOCK_N, low, stop, PAGE_SIZE, BLOCK_N, WINDOW)
         if TMA:
-            index = [page.to(tl.int32), kv_head, first % PAGE_SIZE, 0]
-            k = k_desc.load(index).reshape(BLOCK_N, K_DIM).T
+            index = [this_page.to(tl.int32), kv_head, first % PAGE_SIZE, 0]
+            k = k_desc.load(index).reshape(BLOCK_N, K_DIM)
         else:
-            k_offset = page * stride_k_page + slot * stride_k_token
+            # Keys as rows, as those of V: both then need the same pages in the same threads.
+            k_offset = this_page * stride_k_page + slot * stride_k_token
             k = load_tile(
-                k_cache + k_offset[None, :] + k_dims[:, None], k_dims < HEAD_DIM, written, K_DIM != HEAD_DIM, MASKED
+                k_cache + k_offset[:, None] + k_dims[None, :], written, k_dims < HEAD_DIM, MASKED, K_DIM != HEAD_DIM
             )
-        scores = dot(q, k.to(q.dtype), WIDEN)
+        scores = dot(q, k.T.to(q.dtype), WIDEN)
         if MASKED or SOFT_CAP is not None or ALIBI:
             scores = logits(scores, first, position, slope, of_scores, SOFT_CAP, ALIBI)
             if MASKED:
@@ -105,7 +116,7 @@ def attend(
                 # A probability of 0 does not cancel a NaN in a slot that was never written.
                 v = tl.where(written[:, None], v, 0.0)
         else:
-            v_offset = page * stride_v_page + slot * stride_v_token
+            v_offset = this_page * stride_v_page + slot * stride_v_token
             v = load_tile(
                 v_cache + v_offset[:, None] + v_dims[None, :], written, v_dims < VALUE_DIM, MASKED, V_DIM != VALUE_DIM
             ).to(q.dtype)

@@ -75,7 +75,7 @@ FUSED = Template(
         Dimension("decode_block_m", (16, 32, 64, 128), part="short", counterpart="block_m", hybrid=(16, 32)),
         Dimension("decode_block_n", (16, 32, 64, 128), part="short", counterpart="block_n", hybrid=(64, 128)),
         Dimension("num_warps", (1, 2, 4, 8), interpreted=False, hybrid=(2, 4, 8)),
-        Dimension("num_stages", (1, 2, 3), interpreted=False, hybrid=(2, 3)),
+        Dimension("num_stages", (1, 2, 3, 4), interpreted=False, hybrid=(2, 3)),
         Dimension("kv_load", ("pointer", "tma"), interpreted=False),
         Dimension("order", ("items", "heads")),
         # Programs for each multiprocessor that the keys are cut into ranges for; 0 cuts none.

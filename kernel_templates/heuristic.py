@@ -12,37 +12,38 @@ from .template import template_of, why_invalid
 from .variant import Value, Variant
 
 _Table = tuple[tuple[Value, ...], ...]
-_NAMES = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps", "waves", "long_weight", "order",
-          "schedule")  # fmt: skip
+_NAMES = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps", "num_stages", "waves", "long_weight",
+          "order", "schedule")  # fmt: skip
 
 # Bodies that did well on an H200, the likeliest first. Tall tiles for long sequences are what reaches the tensor cores;
 # of short sequences, wide key tiles keep enough loads in flight. The last ones fit small GPUs.
-# For hybrid batches: block_m, block_n, decode_block_n, warps, waves, the weight of a key in a long tile, grid order,
-# schedule.
+# For hybrid batches: block_m, block_n, decode_block_n, warps, stages, waves, the weight of a key in a long tile, grid
+# order, schedule.
 _HYBRID = (
-    (64, 64, 128, 4, 4, 2, "heads", "long_first"),
-    (64, 64, 128, 4, 4, 2, "heads", "interleaved"),
-    (128, 64, 128, 4, 2, 4, "items", "long_first"),
-    (128, 64, 128, 4, 2, 4, "items", "interleaved"),
-    (64, 128, 128, 4, 4, 2, "heads", "long_first"),
-    (128, 64, 64, 4, 4, 4, "items", "long_first"),
-    (64, 32, 64, 4, 4, 2, "heads", "interleaved"),
-    (16, 16, 16, 4, 4, 1, "items", "long_first"),
+    (64, 64, 128, 4, 2, 4, 2, "heads", "long_first"),
+    (64, 32, 64, 4, 3, 4, 2, "heads", "interleaved"),
+    (128, 64, 128, 4, 2, 2, 4, "items", "interleaved"),
+    (64, 128, 128, 4, 3, 4, 2, "heads", "long_first"),
+    (64, 64, 128, 4, 3, 4, 2, "heads", "interleaved"),
+    (128, 64, 128, 4, 2, 2, 4, "items", "long_first"),
+    (128, 64, 64, 4, 2, 4, 4, "items", "long_first"),
+    (16, 16, 16, 4, 2, 4, 1, "items", "long_first"),
 )
-# For batches of one kind: block_n, warps, waves, grid order; long ones with a tile's rows before.
-_LONG = ((64, 64, 4, 8, "items"), (128, 64, 8, 4, "items"), (128, 64, 4, 4, "heads"), (128, 128, 8, 4, "items"),
-         (64, 32, 4, 4, "items"), (16, 16, 4, 4, "items"))  # fmt: skip
-_SHORT = ((128, 4, 4, "heads"), (64, 4, 4, "heads"), (64, 2, 4, "heads"), (32, 2, 8, "items"), (16, 4, 4, "items"))
+# For batches of one kind: block_n, warps, stages, waves, grid order; long ones with a tile's rows before.
+_LONG = ((128, 128, 8, 3, 4, "items"), (64, 64, 4, 3, 8, "items"), (128, 64, 4, 2, 4, "heads"),
+         (128, 64, 8, 4, 4, "items"), (64, 32, 4, 3, 4, "items"), (16, 16, 4, 2, 4, "items"))  # fmt: skip
+_SHORT = ((64, 2, 2, 4, "heads"), (64, 4, 3, 4, "heads"), (128, 4, 2, 4, "heads"), (128, 4, 4, 4, "heads"),
+          (32, 2, 4, 8, "items"), (64, 2, 3, 4, "heads"), (16, 4, 2, 4, "items"))  # fmt: skip
 # In float32, for batches of any kind: rows, keys, warps. Without tensor cores, what the registers hold decides.
 _FLOAT32 = ((32, 32, 8), (16, 32, 4), (16, 16, 4), (16, 16, 8))
 # Of `persistent`, as above, and last the programs for each multiprocessor: as many as fit there together.
-_PERSISTENT_HYBRID = ((64, 64, 128, 4, 4, 2, "heads", "long_first", 2),
-                      (128, 64, 128, 4, 4, 4, "items", "interleaved", 2))  # fmt: skip
-_PERSISTENT_LONG = ((64, 64, 4, 4, "items", 2), (128, 64, 8, 4, "items", 2))
-_PERSISTENT_SHORT = ((128, 4, 4, "heads", 3), (64, 4, 4, "heads", 4))
+_PERSISTENT_HYBRID = ((64, 64, 128, 4, 2, 4, 2, "heads", "long_first", 2),
+                      (128, 64, 128, 4, 2, 4, 4, "items", "interleaved", 2))  # fmt: skip
+_PERSISTENT_LONG = ((64, 64, 4, 3, 4, "items", 2), (128, 64, 8, 3, 4, "items", 2))
+_PERSISTENT_SHORT = ((64, 4, 3, 4, "heads", 4), (128, 4, 2, 4, "heads", 3))
 # Of `two_launch`, which for batches of one kind is `fused`: block_m, block_n, decode_block_n, warps of the launch for
-# long and of that for short sequences, waves, grid order.
-_TWO_LAUNCH = ((64, 64, 128, 4, 4, 4, "heads"), (128, 64, 64, 8, 2, 2, "items"))
+# long and of that for short sequences, stages, waves, grid order.
+_TWO_LAUNCH = ((64, 64, 128, 4, 4, 3, 4, "heads"), (128, 64, 64, 8, 2, 2, 2, "items"))
 # Of `fused`, these many are tried before a pair of each of the other templates.
 _LIKELIEST = 4
 # Of `gluon_hopper`, for batches of both kinds and of one: block_n, stages, waves, the weight of a key in a long tile,
@@ -108,7 +109,7 @@ def _fused(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator
     """Pairs of variants, of which the first that is valid will do."""
     rows = _rows(spec, bucket, (_HYBRID, _LONG, _SHORT))
     if spec.dtype == "float32":
-        rows = ((m, n, m, n, warps, 4, 1, "heads", "long_first") for m, n, warps in _FLOAT32)
+        rows = ((m, n, m, n, warps, 2, 4, 1, "heads", "long_first") for m, n, warps in _FLOAT32)
     for row in rows:
         values = dict(zip(_NAMES, row, strict=True))
         yield _by_load("fused", page_size, {**values, "partials": "float32", "reduction": "kernel"})
@@ -123,16 +124,19 @@ def _persistent(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Ite
 
 def _two_launch(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
     """As `_fused`; none for batches of one kind."""
-    names = ("block_m", "block_n", "decode_block_n", "num_warps", "decode_num_warps", "waves", "order")
+    names = ("block_m", "block_n", "decode_block_n", "num_warps", "decode_num_warps", "num_stages", "waves", "order")
     for row in _TWO_LAUNCH if bucket.has_part("long") and bucket.has_part("short") else ():
         values = dict(zip(names, row, strict=True))
         yield _by_load("two_launch", page_size, {**values, "decode_block_m": _short_m(spec, bucket)})
 
 
 def _by_load(template: str, page_size: int, values: dict[str, Value]) -> tuple[Variant, ...]:
-    """The variants that read through TMA and through pointers."""
-    rest = {**values, "num_stages": 3}
-    return tuple(Variant.of(template, page_size, {**rest, "kv_load": kv_load}) for kv_load in ("tma", "pointer"))
+    """The variants that read through TMA and through pointers; tiles of large heads leave room for fewer stages."""
+    return tuple(
+        Variant.of(template, page_size, {**values, "kv_load": kv_load, "num_stages": num_stages})
+        for num_stages in dict.fromkeys((values["num_stages"], 2))
+        for kv_load in ("tma", "pointer")
+    )
 
 
 def _short_m(spec: AttentionSpec, bucket: BatchBucket) -> int:
@@ -149,9 +153,10 @@ def _rows(
     if bucket.has_part("long") and bucket.has_part("short"):
         return ((m, n, short_m, short_n, *rest) for m, n, short_n, *rest in hybrid)
     if bucket.has_part("long"):
-        return ((m, n, m, n, warps, waves, 1, order, "long_first", *more) for m, n, warps, waves, order, *more in long)
-    return ((short_m, n, short_m, n, warps, waves, 1, order, "long_first", *more)
-            for n, warps, waves, order, *more in short)  # fmt: skip
+        return ((m, n, m, n, warps, stages, waves, 1, order, "long_first", *more)
+                for m, n, warps, stages, waves, order, *more in long)  # fmt: skip
+    return ((short_m, n, short_m, n, warps, stages, waves, 1, order, "long_first", *more)
+            for n, warps, stages, waves, order, *more in short)  # fmt: skip
 
 
 def heuristic_variant(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:

@@ -51,10 +51,10 @@ def next_power_of_two(size: int) -> int:
 def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: int, num_stages: int) -> int:
     """The shared memory in bytes that a program with this body takes at most; it may take a tile of probabilities less.
 
-    One tile of q, and tiles of K or V: one without pipelining, else one of each, twice each for warpgroup products,
-    which read them in place and asynchronously: those of an fp8 cache after conversion. Other products may pass the
-    probabilities through shared memory. At the end the accumulator passes through it. Read off what Triton 3.6 and 3.9
-    compile.
+    One tile of q, and tiles of K or V: one without pipelining, else of each one for every stage but the last. Warpgroup
+    products read a tile in place and asynchronously, so that there is one more of it: of an fp8 cache, the one that was
+    converted. Other products may pass the probabilities through shared memory. At the end the accumulator passes
+    through it. Read off what Triton 3.6 and 3.9 compile.
     """
     major = gpu.capability[0]
     has_warpgroup_products = (
@@ -64,11 +64,10 @@ def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: in
     if num_stages == 1:
         tiles = body.block_n * max(k_dim, v_dim) * size
     else:
-        tiles = body.block_n * (k_dim + v_dim) * spec.kv_element_bytes
-        if has_warpgroup_products and spec.has_fp8_cache:
-            tiles += body.block_n * (max(k_dim, v_dim) if major == 9 else k_dim + v_dim) * size
-        elif has_warpgroup_products:
-            tiles *= 2
+        tiles = (num_stages - 1) * body.block_n * (k_dim + v_dim) * spec.kv_element_bytes
+        if has_warpgroup_products:
+            is_one = spec.has_fp8_cache and major == 9
+            tiles += body.block_n * (max(k_dim, v_dim) if is_one else k_dim + v_dim) * size
     probabilities = 0 if has_warpgroup_products else body.block_m * body.block_n * size
     scratch = SCRATCH_BYTES
     if has_warpgroup_products and major == 10:

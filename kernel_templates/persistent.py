@@ -18,7 +18,7 @@ PERSISTENT = Template(
         Dimension("decode_block_m", (16, 32, 64, 128), part="short", counterpart="block_m", hybrid=(16, 32)),
         Dimension("decode_block_n", (32, 64, 128), part="short", counterpart="block_n", hybrid=(64, 128)),
         Dimension("num_warps", (4, 8), interpreted=False),
-        Dimension("num_stages", (1, 3), interpreted=False, hybrid=(3,)),
+        Dimension("num_stages", (1, 2, 3, 4), interpreted=False, hybrid=(2, 3)),
         Dimension("kv_load", ("pointer", "tma"), interpreted=False),
         Dimension("order", ("items", "heads")),
         Dimension("programs_per_sm", (1, 2, 3, 4)),

@@ -30,7 +30,7 @@ TWO_LAUNCH = Template(
         Dimension("decode_block_n", (16, 32, 64, 128), part="short", counterpart="block_n", hybrid=(32, 64, 128)),
         Dimension("decode_num_warps", (1, 2, 4, 8), interpreted=False, part="short", counterpart="num_warps",
                   hybrid=(1, 2, 4)),
-        Dimension("num_stages", (1, 2, 3), interpreted=False, hybrid=(2, 3)),
+        Dimension("num_stages", (1, 2, 3, 4), interpreted=False, hybrid=(2, 3)),
         Dimension("kv_load", ("pointer", "tma"), interpreted=False),
         Dimension("order", ("items", "heads")),
         # As those of `fused`, for each of the launches.

@@ -23,7 +23,7 @@ UNIFIED = Template(
         Dimension("block_n", (16, 32, 64, 128)),
         Dimension("num_segments", (1, 2, 4, 8, 16, 32, 64), changes_code=False),
         Dimension("num_warps", (1, 2, 4, 8), interpreted=False),
-        Dimension("num_stages", (1, 2, 3), interpreted=False),
+        Dimension("num_stages", (1, 2, 3, 4), interpreted=False),
     ),
     constraints=(*LAYER_CONSTRAINTS, *fits(bodies)),
     sources=(__name__, *SHARED_SOURCES),

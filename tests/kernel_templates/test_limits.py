@@ -23,9 +23,11 @@ def variant(num_warps: int, num_stages: int) -> Variant:
 def test_shared_memory_grows_with_pipelining_and_with_warpgroup_products():
     sm_80, sm_90 = TARGETS["sm_80"], TARGETS["sm_90"]
     assert shared_memory_bytes(WIDE, SPEC, sm_80, 8, 1) == (64 + 32 + 1) * KIB
-    assert shared_memory_bytes(WIDE, SPEC, sm_80, 8, 3) == (96 + 32 + 1) * KIB
-    assert shared_memory_bytes(WIDE, SPEC, sm_90, 8, 3) == (160 + 1) * KIB
-    assert shared_memory_bytes(WIDE, SPEC, sm_90, 2, 3) == (96 + 32 + 1) * KIB
+    assert shared_memory_bytes(WIDE, SPEC, sm_80, 8, 2) == (32 + 64 + 32 + 1) * KIB
+    assert shared_memory_bytes(WIDE, SPEC, sm_80, 8, 3) == (32 + 2 * 64 + 32 + 1) * KIB
+    assert shared_memory_bytes(WIDE, SPEC, sm_90, 8, 2) == (32 + 2 * 64 + 1) * KIB
+    assert shared_memory_bytes(WIDE, SPEC, sm_90, 8, 3) == (32 + 3 * 64 + 1) * KIB
+    assert shared_memory_bytes(WIDE, SPEC, sm_90, 2, 3) == (32 + 2 * 64 + 32 + 1) * KIB
 
 
 def test_the_largest_body_decides():
@@ -53,12 +55,12 @@ def test_tiles_are_as_wide_as_the_next_power_of_two():
 def test_keys_and_values_count_in_their_own_widths_and_dtypes():
     sm_80, sm_90 = TARGETS["sm_80"], TARGETS["sm_90"]
     latent = AttentionSpec(32, 8, 192, v_head_dim=128)
-    assert shared_memory_bytes(WIDE, latent, sm_80, 8, 3) == (64 + 64 + 32 + 32 + 1) * KIB
-    assert shared_memory_bytes(WIDE, latent, sm_90, 8, 3) == (64 + 2 * (64 + 32) + 1) * KIB
+    assert shared_memory_bytes(WIDE, latent, sm_80, 8, 3) == (64 + 2 * (64 + 32) + 32 + 1) * KIB
+    assert shared_memory_bytes(WIDE, latent, sm_90, 8, 3) == (64 + 3 * (64 + 32) + 1) * KIB
     fp8 = AttentionSpec(32, 8, 128, kv_dtype="float8_e5m2")
     # Warpgroups read one tile after conversion.
-    assert shared_memory_bytes(WIDE, fp8, sm_80, 8, 3) == (32 + 16 + 16 + 32 + 1) * KIB
-    assert shared_memory_bytes(WIDE, fp8, sm_90, 8, 3) == (32 + 16 + 16 + 32 + 1) * KIB
+    assert shared_memory_bytes(WIDE, fp8, sm_80, 8, 3) == (32 + 2 * (16 + 16) + 32 + 1) * KIB
+    assert shared_memory_bytes(WIDE, fp8, sm_90, 8, 3) == (32 + 2 * (16 + 16) + 32 + 1) * KIB
 
 
 def test_float32_needs_warps_for_its_operands():

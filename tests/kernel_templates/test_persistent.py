@@ -18,7 +18,7 @@ def test_it_has_the_dimensions_of_fused_and_the_programs():
 
 def test_bfloat16_partial_results_need_a_bfloat16_layer():
     variant = Variant.of("persistent", 16, {d.name: d.choices[-1] for d in PERSISTENT.dimensions})
-    variant = variant.replace(kv_load="pointer", block_m=64, block_n=64)
+    variant = variant.replace(kv_load="pointer", block_m=64, block_n=64, num_stages=2)
     assert variant.text("partials") == "bfloat16"
     assert why_invalid(variant, AttentionSpec(8, 1, 128), TARGETS["sm_90"]) is None
     assert "too coarse" in str(why_invalid(variant, AttentionSpec(8, 1, 128, "float16"), TARGETS["sm_90"]))
