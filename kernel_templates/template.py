@@ -22,6 +22,7 @@ from .variant import Value, Variant
 ENTRY_POINTS = "attention_tuner.templates"
 # Tokens that the kernels load at once stay within a page.
 PAGE_MULTIPLE = 16
+_ALL = itertools.repeat(True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +107,18 @@ class Template:
         }
 
     def variants(
-        self, bucket: BatchBucket, gpu: Gpu, page_size: int, kept: Iterable[bool] | None = None
+        self, bucket: BatchBucket, gpu: Gpu, page_size: int, kept: Iterable[bool] = _ALL
     ) -> Iterator[Variant]:
-        """Every combination of the choices in `grid`, in the order of their product, settled for `bucket`.
-
-        `kept` says of each whether it is wanted; None means all.
-        """
+        """The combinations of the choices in `grid` that are `kept`, in their product's order, settled for `bucket`."""
         # The variants share these pairs, which keeps a hundred thousand of them small.
         pairs = ([(name, value) for value in choices] for name, choices in self.grid(bucket, gpu).items())
         absent = self.absent(bucket)
-        for values in itertools.compress(itertools.product(*pairs), itertools.repeat(True) if kept is None else kept):
-            yield _settled(Variant(self.name, page_size, values), absent)
+        for values in itertools.compress(itertools.product(*pairs), kept):
+            yield Variant(self.name, page_size, _settled(values, absent) if absent else values)
 
     def settle(self, variant: Variant, bucket: BatchBucket) -> Variant:
         """`variant` with the dimensions of a part that `bucket` does not have as that part's absence makes them."""
-        return _settled(variant, self.absent(bucket))
+        return Variant(variant.template, variant.page_size, _settled(variant.values, self.absent(bucket)))
 
     def absent(self, bucket: BatchBucket) -> list[Dimension]:
         """The dimensions of a part that `bucket` does not have."""
@@ -137,11 +135,10 @@ class Template:
         return _has_part(bucket, dimension.part)
 
 
-def _settled(variant: Variant, absent: list[Dimension]) -> Variant:
-    if not absent:
-        return variant
-    values = variant.as_dict()
-    return variant.replace(**{d.name: values[d.counterpart] if d.counterpart else d.choices[0] for d in absent})
+def _settled(pairs: tuple[tuple[str, Value], ...], absent: list[Dimension]) -> tuple[tuple[str, Value], ...]:
+    values = dict(pairs)
+    settled = {d.name: values[d.counterpart] if d.counterpart else d.choices[0] for d in absent}
+    return tuple((values | settled).items())
 
 
 def _has_part(bucket: BatchBucket, part: str) -> bool:
