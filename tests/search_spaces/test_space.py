@@ -184,7 +184,7 @@ def test_a_hundred_thousand_combinations_take_seconds(install: Install) -> None:
     install(Template("large", "nowhere:Nothing", (*dimensions, Dimension("order", ("rows", "heads"))), constraints))
     start = time.process_time()
     found = survey(SPEC, MIXED, 16, SM_90)
-    assert time.process_time() - start < 5, "ten times what it takes"
+    assert time.process_time() - start < 2, "many times what it takes"
     assert len(found.valid) + found.rejected.total() == 4**8 * 2
     assert len(found.valid) == 3**4 * 4**4 * 2
 
