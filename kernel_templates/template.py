@@ -10,7 +10,7 @@ import functools
 import importlib.metadata
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from .batch import BatchBucket
@@ -22,6 +22,7 @@ from .variant import Value, Variant
 ENTRY_POINTS = "attention_tuner.templates"
 # Tokens that the kernels load at once stay within a page.
 PAGE_MULTIPLE = 16
+_ALL = itertools.repeat(True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,18 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A rule that a template's variants keep, and the reason given for one that breaks it."""
+    """A rule that a template's variants keep, and the reason given for one that breaks it.
+
+    `holds` answers for every combination of the template's choices, also for one that breaks another rule. The fewer
+    values of the variant it looks at, the faster a search space is listed.
+    """
 
     reason: str
     holds: Callable[[Variant, AttentionSpec, Gpu], bool]
+
+
+_PAGES = Constraint(f"the page size is no multiple of {PAGE_MULTIPLE}",
+                    lambda variant, spec, gpu: variant.page_size % PAGE_MULTIPLE == 0)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,8 @@ class Template:
     `sources` are the modules whose text affects a variant's result or time, beside the one of `launcher`. Without
     `writes_lse` it cannot be asked for the log-sum-exp; without `is_portable` it runs on one architecture only.
     `traits` are what all its variants share and therefore do not say, by which they compare with those of others:
-    values of dimensions that others have, `partials_per_item`, and `launches` for batches of both parts.
+    values of dimensions that others have, `partials_per_item`, and `launches` for batches of both parts. Raises
+    `TunerError` when a dimension could come by a value that is not among its choices.
     """
 
     name: str
@@ -71,8 +81,21 @@ class Template:
     is_portable: bool = True
     traits: tuple[tuple[str, Value], ...] = ()
 
+    def __post_init__(self) -> None:
+        choices = {d.name: d.choices for d in self.dimensions}
+        for d in self.dimensions:
+            lacking = {*d.hybrid, *choices.get(d.counterpart, ())}.difference(d.choices)
+            if lacking:
+                raise TunerError(f"dimension {d.name!r} of template {self.name!r} lacks the choice {lacking.pop()!r}, "
+                                 "which hybrid batches or its counterpart have")
+
+    @property
+    def rules(self) -> tuple[Constraint, ...]:
+        """What every variant keeps whose values are among the choices, in the order in which a reason is looked for."""
+        return (_PAGES, *self.constraints)
+
     def grid(self, bucket: BatchBucket, gpu: Gpu) -> dict[str, tuple[Value, ...]]:
-        """The choices by dimension that can differ for batches in `bucket` on `gpu`, the others cut to one.
+        """The choices by dimension, sorted, that can differ for batches in `bucket` on `gpu`, the others cut to one.
 
         Cut are dimensions of a part that the batches do not have, those that the interpreter cannot tell apart, and
         what is not worth trying for hybrid batches.
@@ -80,24 +103,26 @@ class Template:
         is_hybrid = _has_part(bucket, "both")
         return {
             d.name: (is_hybrid and d.hybrid) or d.choices if self._is_free(d, bucket, gpu) else d.choices[:1]
-            for d in self.dimensions
+            for d in sorted(self.dimensions, key=lambda d: d.name)
         }
 
-    def variants(self, bucket: BatchBucket, gpu: Gpu, page_size: int) -> Iterator[Variant]:
-        """Every combination of the template's choices that can differ for batches in `bucket` on `gpu`."""
-        grid = sorted(self.grid(bucket, gpu).items())
+    def variants(
+        self, bucket: BatchBucket, gpu: Gpu, page_size: int, kept: Iterable[bool] = _ALL
+    ) -> Iterator[Variant]:
+        """The combinations of the choices in `grid` that are `kept`, in their product's order, settled for `bucket`."""
         # The variants share these pairs, which keeps a hundred thousand of them small.
-        pairs = [[(name, value) for value in choices] for name, choices in grid]
-        for values in itertools.product(*pairs):
-            yield self.settle(Variant(self.name, page_size, values), bucket)
+        pairs = ([(name, value) for value in choices] for name, choices in self.grid(bucket, gpu).items())
+        absent = self.absent(bucket)
+        for values in itertools.compress(itertools.product(*pairs), kept):
+            yield Variant(self.name, page_size, _settled(values, absent) if absent else values)
 
     def settle(self, variant: Variant, bucket: BatchBucket) -> Variant:
         """`variant` with the dimensions of a part that `bucket` does not have as that part's absence makes them."""
-        absent = [d for d in self.dimensions if not _has_part(bucket, d.part)]
-        if not absent:
-            return variant
-        values = variant.as_dict()
-        return variant.replace(**{d.name: values[d.counterpart] if d.counterpart else d.choices[0] for d in absent})
+        return Variant(variant.template, variant.page_size, _settled(variant.values, self.absent(bucket)))
+
+    def absent(self, bucket: BatchBucket) -> list[Dimension]:
+        """The dimensions of a part that `bucket` does not have."""
+        return [d for d in self.dimensions if not _has_part(bucket, d.part)]
 
     def code_key(self, variant: Variant) -> str:
         """What variants that compile to the same kernels have in common, given one spec and GPU."""
@@ -108,6 +133,12 @@ class Template:
         if gpu.is_interpreter and not dimension.interpreted:
             return False
         return _has_part(bucket, dimension.part)
+
+
+def _settled(pairs: tuple[tuple[str, Value], ...], absent: list[Dimension]) -> tuple[tuple[str, Value], ...]:
+    values = dict(pairs)
+    settled = {d.name: values[d.counterpart] if d.counterpart else d.choices[0] for d in absent}
+    return tuple((values | settled).items())
 
 
 def _has_part(bucket: BatchBucket, part: str) -> bool:
@@ -169,6 +200,4 @@ def why_invalid(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> str | None:
         return "its dimensions are not the template's"
     if any(values[d.name] not in d.choices for d in template.dimensions):
         return "a value is not among the template's choices"
-    if variant.page_size % PAGE_MULTIPLE:
-        return f"the page size is no multiple of {PAGE_MULTIPLE}"
-    return next((c.reason for c in template.constraints if not c.holds(variant, spec, gpu)), None)
+    return next((rule.reason for rule in template.rules if not rule.holds(variant, spec, gpu)), None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,18 @@ class Space:
     A dimension that repeats another in every variant, as one that follows its counterpart does, is none of them.
     """
 
-    def __init__(self, variants: Iterable[Variant]) -> None:
-        columns: dict[str, dict[str, list[Value]]] = {}
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        rows: dict[str, list[tuple[tuple[str, Value], ...]]] = {}
         for variant in variants:
-            for name, value in variant.values:
-                columns.setdefault(variant.template, {}).setdefault(name, []).append(value)
-        self.choices = {template: _distinct(values) for template, values in columns.items()}
+            rows.setdefault(variant.template, []).append(variant.values)
+        self.choices: dict[str, dict[str, tuple[Value, ...]]] = {}
+        values: dict[str, Iterator[tuple[Value, ...]]] = {}
+        for template, own in rows.items():
+            columns = _distinct(own)
+            self.choices[template] = {name: _ordered(set(column)) for name, column in columns.items()}
+            values[template] = zip(*columns.values(), strict=True) if columns else itertools.repeat(())
+        # Where each of the variants is.
+        self.points: list[Point] = [(variant.template, next(values[variant.template])) for variant in variants]
 
     def point(self, variant: Variant) -> Point | None:
         """Where `variant` is, or None when it has a value that no variant of the space has."""
@@ -53,12 +60,15 @@ class Space:
                 merged.setdefault(name, set()).update(choices)
         ranks = {name: {value: rank for rank, value in enumerate(_ordered(values))} for name, values in merged.items()}
         column = {name: 1 + index for index, name in enumerate(ranks)}
+        numbers = {template: number for number, template in enumerate(self.choices)}
         found = np.full((len(points), 1 + len(ranks)), ABSENT, np.int8)
-        for number, (template, dimensions) in enumerate(self.choices.items()):
-            rows = [row for row, (name, _) in enumerate(points) if name == template]
-            found[rows, 0] = number
+        found[:, 0] = [numbers[template] for template, _ in points]
+        for template, dimensions in self.choices.items():
+            rows = np.flatnonzero(found[:, 0] == numbers[template])
+            values = [own for name, own in points if name == template]
             for index, name in enumerate(dimensions):
-                found[rows, column[name]] = [ranks[name][points[row][1][index]] for row in rows]
+                rank = ranks[name]
+                found[rows, column[name]] = [rank[own[index]] for own in values]
         return found
 
 
@@ -74,13 +84,14 @@ def is_ordered(choices: Iterable[Value]) -> bool:
     return all(isinstance(choice, int) for choice in choices)
 
 
-def _distinct(columns: Mapping[str, list[Value]]) -> dict[str, tuple[Value, ...]]:
-    """The sorted values of each column that has several and is not an earlier column again."""
+def _distinct(rows: Sequence[tuple[tuple[str, Value], ...]]) -> dict[str, list[Value]]:
+    """The columns of the rows that have several values and are not an earlier column again, by name."""
     kept: dict[str, list[Value]] = {}
-    for name, column in columns.items():
+    for index, (name, _) in enumerate(rows[0]):
+        column = [row[index][1] for row in rows]
         if len(set(column)) > 1 and column not in kept.values():
             kept[name] = column
-    return {name: _ordered(set(column)) for name, column in kept.items()}
+    return kept
 
 
 def _ordered(values: Iterable[Value]) -> tuple[Value, ...]:

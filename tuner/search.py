@@ -70,7 +70,7 @@ class Search:
 
     @functools.cached_property
     def _valid(self) -> Sequence[Variant]:
-        """The variants that may be tried. Like what follows from them, found when they are needed: it takes seconds."""
+        """The variants that may be tried. Like what follows from them, found when needed: it may take a second."""
         if self._only is not None:
             return tuple(self._only)
         task, recording = self.task, self.run.executor.recording

@@ -38,10 +38,10 @@ class Study:
         self, valid: Sequence[Variant], first: Sequence[Variant] = (), sampler: str = DEFAULT_SAMPLER, seed: int = 0
     ) -> None:
         self._space = Space(valid)
-        at = {self._space.point(variant): variant for variant in reversed(first)}
-        at.pop(None, None)
-        at = {self._space.point(variant): variant for variant in valid} | at
-        self._at: dict[Point, Variant] = {point: variant for point, variant in at.items() if point is not None}
+        self._at: dict[Point, Variant] = dict(zip(self._space.points, valid, strict=True))
+        for variant in reversed(first):
+            if (point := self._space.point(variant)) is not None:
+                self._at[point] = variant
         self._first = deque(v for v in dict.fromkeys(first) if self._representative(v) == v)
         self._untried = dict.fromkeys([*self._first, *self._at.values()])
         self._log_ms: dict[Variant, float | None] = {}

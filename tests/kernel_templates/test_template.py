@@ -16,7 +16,7 @@ from attention_tuner.kernel_templates.fused import FUSED
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.persistent import PERSISTENT
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import template_of, templates, why_invalid
+from attention_tuner.kernel_templates.template import Dimension, Template, template_of, templates, why_invalid
 from attention_tuner.kernel_templates.two_launch import TWO_LAUNCH
 from attention_tuner.kernel_templates.unified import UNIFIED
 from attention_tuner.kernel_templates.variant import Variant
@@ -46,12 +46,24 @@ def test_variants_that_share_code_differ_only_in_the_plan():
     assert FUSED.code_key(variant.replace(num_warps=8)) != FUSED.code_key(variant.replace(num_warps=4))
 
 
-def test_hybrid_batches_try_fewer_of_the_choices_and_all_are_valid():
-    for template in templates().values():
-        for dimension in template.dimensions:
-            assert set(dimension.hybrid) <= set(dimension.choices)
+def test_hybrid_batches_try_fewer_of_the_choices():
     warps = {v.number("num_warps") for v in FUSED.variants(HYBRID, GPU, 16)}
     assert warps < {v.number("num_warps") for v in FUSED.variants(DECODE, GPU, 16)}
+
+
+@pytest.mark.parametrize("dimension", [
+    Dimension("warps", (1, 2), hybrid=(2, 4)),
+    Dimension("warps", (1, 2), part="long", counterpart="decode_warps"),
+])
+def test_what_a_dimension_can_become_is_among_its_choices(dimension: Dimension):
+    with pytest.raises(TunerError, match="dimension 'warps' of template 't' lacks the choice 4, which"):
+        Template("t", "m:C", (dimension, Dimension("decode_warps", (1, 4))))
+
+
+def test_some_of_the_variants_are_made_in_their_order():
+    every = list(FUSED.variants(DECODE, GPU, 16))
+    kept = (index % 3 == 0 for index in range(len(every)))
+    assert list(FUSED.variants(DECODE, GPU, 16, kept)) == every[::3]
 
 
 UNIFIED_VALUES = {"block_m": 16, "block_n": 32, "num_segments": 1, "num_warps": 4, "num_stages": 3}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +15,7 @@ from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu, target
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import Constraint, Dimension, Template, templates, why_invalid
+from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces import space
 from attention_tuner.search_spaces.space import survey
 
@@ -90,6 +93,68 @@ def test_a_page_size_that_is_no_multiple_of_16_leaves_nothing(install: Install) 
     assert found.rejected == {"the page size is no multiple of 16": 36}
 
 
+@pytest.mark.parametrize("page_size", [16, 128])
+@pytest.mark.parametrize(
+    ("spec", "bucket", "names"),
+    [
+        (SPEC, MIXED, ["unified", "two_launch", "gluon_hopper"]),
+        (SPEC, DECODE, ["fused"]),
+        (AttentionSpec(8, 8, 72, dtype="float32"), PREFILL, ["persistent"]),
+    ],
+    ids=["mixed", "decode", "prefill in float32"],
+)
+def test_it_is_what_asking_every_variant_gives(
+    spec: AttentionSpec, bucket: BatchBucket, names: list[str], page_size: int
+) -> None:
+    every = [variant for name in names for variant in templates()[name].variants(bucket, SM_90, page_size)]
+    reasons = [why_invalid(variant, spec, SM_90) for variant in every]
+    found = survey(spec, bucket, page_size, SM_90, names)
+    assert list(found.valid) == [variant for variant, reason in zip(every, reasons, strict=True) if reason is None]
+    # Also in the order in which they first occur.
+    assert list(found.rejected.items()) == list(Counter(reason for reason in reasons if reason is not None).items())
+
+
+@pytest.mark.parametrize("bucket", [DECODE, MIXED], ids=["decode", "mixed"])
+@pytest.mark.parametrize(
+    "holds",
+    [
+        lambda v, s, g: v.as_dict()["block_m"] * v.as_dict()["num_warps"] < 100,
+        lambda v, s, g: sum(value for _, value in v.values) < 100,
+        lambda v, s, g: "block_m=16" in v.key(),
+        lambda v, s, g: v.replace(num_warps=1).number("block_m") < 64,
+        lambda v, s, g: v not in {next(TOY.variants(MIXED, SM_90, 16))},
+        lambda v, s, g: v.page_size == 32,
+    ],
+    ids=["as_dict", "values", "key", "replace", "in a set", "none"],
+)
+def test_a_rule_may_look_at_a_variant_in_any_way(
+    install: Install, bucket: BatchBucket, holds: Callable[[Variant, AttentionSpec, Gpu], bool]
+) -> None:
+    install(replace(TOY, constraints=(Constraint("broken", holds), *TOY.constraints)))
+    every = list(TOY.variants(bucket, SM_90, 16))
+    reasons = [why_invalid(variant, SPEC, SM_90) for variant in every]
+    found = survey(SPEC, bucket, 16, SM_90)
+    assert list(found.valid) == [variant for variant, reason in zip(every, reasons, strict=True) if reason is None]
+    assert found.rejected == Counter(filter(None, reasons))
+
+
+def test_a_rule_is_asked_once_for_all_variants_that_share_what_it_looks_at(install: Install) -> None:
+    asked: list[int] = []
+
+    def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+        asked.append(variant.number("num_warps"))
+        return True
+
+    install(replace(TOY, constraints=(Constraint("broken", holds),)))
+    assert len(survey(SPEC, MIXED, 16, SM_90).valid) == 36
+    assert asked == [1, 2, 4, 8]
+
+
+def test_a_template_may_have_one_variant_only(install: Install) -> None:
+    install(Template("plain", "nowhere:Nothing", ()))
+    assert survey(SPEC, MIXED, 16, SM_90).valid == (Variant("plain", 16, ()),)
+
+
 def test_names_limit_the_templates(install: Install) -> None:
     other = Template("other", "nowhere:Nothing", dimensions=(Dimension("order", ("rows", "heads")),))
     install(TOY, other)
@@ -119,7 +184,7 @@ def test_a_hundred_thousand_combinations_take_seconds(install: Install) -> None:
     install(Template("large", "nowhere:Nothing", (*dimensions, Dimension("order", ("rows", "heads"))), constraints))
     start = time.process_time()
     found = survey(SPEC, MIXED, 16, SM_90)
-    assert time.process_time() - start < 30, "ten times what it takes"
+    assert time.process_time() - start < 2, "many times what it takes"
     assert len(found.valid) + found.rejected.total() == 4**8 * 2
     assert len(found.valid) == 3**4 * 4**4 * 2
 

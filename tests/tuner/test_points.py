@@ -19,6 +19,13 @@ def test_the_space_has_only_dimensions_that_differ() -> None:
     assert space.point(Variant.of("u", 16, {"a": 16, "d": "x"})) is None
 
 
+def test_the_points_are_those_of_the_variants_in_any_order_of_templates() -> None:
+    mixed = [*MIXED[::2], *MIXED[1::2], Variant.of("single", 16, {"m": 16})]
+    space = Space(mixed)
+    assert space.points == [space.point(variant) for variant in mixed]
+    assert space.points[-1] == ("single", ())
+
+
 def test_neighbours_differ_by_one_step_of_what_has_an_order() -> None:
     space = Space([Variant.of("t", 16, {"a": a, "d": d}) for a in (16, 32, 64) for d in ("x", "y", "z")])
     found = set(space.neighbours(("t", (16, "y"))))

@@ -470,7 +470,7 @@ def test_a_search_over_some_variants_tries_these_in_their_order(bench: Bench) ->
 
 def test_when_the_time_of_the_run_is_over_no_space_is_searched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first = searched(bench, Settings(trials=12))
-    # It takes seconds, which many batches of a run whose time is over would add up.
+    # It may take a second, which many batches of a run whose time is over would add up.
     monkeypatch.setattr("attention_tuner.tuner.search.survey", None)
     late = searched(bench, Settings(trials=20), deadline=-math.inf)
     assert (late.result.tried, late.result.reused) == (0, 12)
