@@ -60,7 +60,7 @@ def attend(
     state, q, k_cache, v_cache, k_desc, v_desc, pages, kv_head, start, stop, rows, features, qk_scales,
     stride_k_page, stride_k_token, stride_v_page, stride_v_token,
     BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, LOAD: tl.constexpr, WIDEN: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
     """Fold keys start to stop, start a multiple of BLOCK_N, into `state` (accumulator, row maximum, row sum).
@@ -68,7 +68,8 @@ def attend(
     `rows`: of each row its position, the word of its tree mask and its ALiBi slope; of the tile the first key that any
     row sees, the context length, and whether the words count. Without MASKED all keys are visible to all rows and stop
     is a multiple of BLOCK_N too. `qk_scales`: of what is one number for each row, and of scores. The "maximum" may be
-    less by a constant: it is what the exponents are relative to.
+    less by a constant: it is what the exponents are relative to. LOAD: K and V come through TMA ("tma"), or through
+    pointers at offsets in "int32" or "int64".
     """
     acc, row_max, row_sum = state
     SHIFT: tl.constexpr = shift_of(q.dtype)
@@ -85,11 +86,11 @@ def attend(
         key = first + columns
         written = is_written(key, low, stop, WINDOW)
         slot = first % PAGE_SIZE + columns if PAGE_SIZE % BLOCK_N == 0 else key % PAGE_SIZE
-        this_page = page.to(tl.int64)
+        this_page = page.to(tl.int64) if LOAD == "int64" else page
         # One tile ahead: loads whose addresses wait for another load of the same tile are pipelined a stage less.
         page = pages_of(pages, first + BLOCK_N, low, stop, PAGE_SIZE, BLOCK_N, WINDOW)
-        if TMA:
-            index = [this_page.to(tl.int32), kv_head, first % PAGE_SIZE, 0]
+        if LOAD == "tma":
+            index = [this_page, kv_head, first % PAGE_SIZE, 0]
             k = k_desc.load(index).reshape(BLOCK_N, K_DIM)
         else:
             # Keys as rows, as those of V: both then need the same pages in the same threads.
@@ -110,7 +111,7 @@ def attend(
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
-        if TMA:
+        if LOAD == "tma":
             v = v_desc.load(index).reshape(BLOCK_N, V_DIM).to(q.dtype)
             if MASKED:
                 # A probability of 0 does not cancel a NaN in a slot that was never written.
@@ -132,7 +133,7 @@ def tile(
     stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    STAGES: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
+    STAGES: tl.constexpr, LOAD: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Compute one work item for one KV head."""
     q_start = tl.load(item)
@@ -201,18 +202,18 @@ def tile(
         state = attend(
             state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, start, whole, rows, features, qk_scales,
             stride_k_page, stride_k_token, stride_v_page, stride_v_token,
-            BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, 1, TMA, WIDEN, True,
+            BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, 1, LOAD, WIDEN, True,
         )  # fmt: skip
     state = attend(
         state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, whole, visible, rows, features, qk_scales,
         stride_k_page, stride_k_token, stride_v_page, stride_v_token,
-        BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES, TMA, WIDEN, False,
+        BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES, LOAD, WIDEN, False,
     )  # fmt: skip
     # The tail is at most a few tiles: pipelining it would only add code and shared memory.
     acc, row_max, row_sum = attend(
         state, q_tile, k_head, v_head, k_desc, v_desc, pages, kv_head, visible, stop, rows, features, qk_scales,
         stride_k_page, stride_k_token, stride_v_page, stride_v_token,
-        BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, 1, TMA, WIDEN, True,
+        BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, 1, LOAD, WIDEN, True,
     )  # fmt: skip
     if features.sinks is not None and SINK_LAST:
         # In float16 after all others: beside a sink that outweighs them, their probabilities would vanish.
@@ -248,14 +249,14 @@ def whole_tile(
     stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    STAGES: tl.constexpr, TMA: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr,
+    STAGES: tl.constexpr, LOAD: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Compute one work item for one KV head and, if it is the last of its tile and LAST_MERGES, merge the tile."""
     tile(
         item, kv_head, q, k_cache, v_cache, k_desc, v_desc, out, block_table, partial_out, partial_max, partial_sum,
         partial_rows, features, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
         stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
-        GROUP, BLOCK_M, BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES, TMA, WIDEN,
+        GROUP, BLOCK_M, BLOCK_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES, LOAD, WIDEN,
     )  # fmt: skip
     if LAST_MERGES:
         merge_if_last(
@@ -272,7 +273,7 @@ def unit(
     stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr, SHORT_M: tl.constexpr,
-    SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
+    SHORT_N: tl.constexpr, STAGES: tl.constexpr, LOAD: tl.constexpr,
     LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Compute item `number` for one KV head, in the body of its sequence."""
@@ -284,7 +285,7 @@ def unit(
             partial_sum, counters, partial_rows, features, qk_scale, stride_q_token, stride_q_head, stride_o_token,
             stride_o_head, stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
             stride_table, GROUP, LONG_M, LONG_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES,
-            TMA, LAST_MERGES, WIDEN,
+            LOAD, LAST_MERGES, WIDEN,
         )  # fmt: skip
     elif tl.load(item + 2) > SHORT_TOKENS * GROUP:
         whole_tile(
@@ -292,7 +293,7 @@ def unit(
             partial_sum, counters, partial_rows, features, qk_scale, stride_q_token, stride_q_head, stride_o_token,
             stride_o_head, stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
             stride_table, GROUP, LONG_M, LONG_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES,
-            TMA, LAST_MERGES, WIDEN,
+            LOAD, LAST_MERGES, WIDEN,
         )  # fmt: skip
     else:
         whole_tile(
@@ -300,7 +301,7 @@ def unit(
             partial_sum, counters, partial_rows, features, qk_scale, stride_q_token, stride_q_head, stride_o_token,
             stride_o_head, stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head,
             stride_table, GROUP, SHORT_M, SHORT_N, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, STAGES,
-            TMA, LAST_MERGES, WIDEN,
+            LOAD, LAST_MERGES, WIDEN,
         )  # fmt: skip
 
 
@@ -312,7 +313,7 @@ def attention_kernel(
     stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr, SHORT_M: tl.constexpr,
-    SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, PART: tl.constexpr,
+    SHORT_N: tl.constexpr, STAGES: tl.constexpr, LOAD: tl.constexpr, PART: tl.constexpr,
     HEADS_FIRST: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute the `counts[0]` items of the work list, or a PART of them: the first `counts[2]` ("long") or the others.
@@ -340,5 +341,5 @@ def attention_kernel(
             stride_q_token, stride_q_head, stride_o_token, stride_o_head,
             stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
             GROUP, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, LONG_M, LONG_N, SHORT_M, SHORT_N,
-            STAGES, TMA, LAST_MERGES, WIDEN,
+            STAGES, LOAD, LAST_MERGES, WIDEN,
         )  # fmt: skip

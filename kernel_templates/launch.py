@@ -122,6 +122,15 @@ def _is_size(size: int, wanted: int) -> bool:
     return size == wanted or wanted == ANY
 
 
+def fits_int32(cache: torch.Tensor) -> bool:
+    """Whether offsets within one head of a cache [pages, slots, heads, dim] fit in int32, which is quicker to compute.
+
+    One layer's cache holds so many elements on hardly any GPU, but several layers may be views of one tensor.
+    """
+    pages, slots, _, dim = cache.shape
+    return (pages - 1) * cache.stride(0) + (slots - 1) * cache.stride(1) + dim <= 2**31
+
+
 class Launcher(abc.ABC):
     """One variant of one layer on one GPU, ready to be planned and run.
 

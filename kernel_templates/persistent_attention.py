@@ -16,7 +16,7 @@ def persistent_attention_kernel(
     stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr, SHORT_M: tl.constexpr,
-    SHORT_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
+    SHORT_N: tl.constexpr, STAGES: tl.constexpr, LOAD: tl.constexpr,
     HEADS_FIRST: tl.constexpr, LAST_MERGES: tl.constexpr, WIDEN: tl.constexpr, PDL: tl.constexpr,
     HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -41,5 +41,5 @@ def persistent_attention_kernel(
             stride_q_token, stride_q_head, stride_o_token, stride_o_head,
             stride_k_page, stride_k_token, stride_k_head, stride_v_page, stride_v_token, stride_v_head, stride_table,
             GROUP, HEAD_DIM, VALUE_DIM, PAGE_SIZE, WINDOW, SOFT_CAP, LONG_M, LONG_N, SHORT_M, SHORT_N,
-            STAGES, TMA, LAST_MERGES, WIDEN,
+            STAGES, LOAD, LAST_MERGES, WIDEN,
         )  # fmt: skip

@@ -18,5 +18,5 @@ class PersistentLauncher(BalancedLauncher):
 
     def _start_attention(self, tensors: Tensors) -> None:
         c = self.constants
-        constants = self._compile_time(c) | {"HEADS_FIRST": c.heads_first, "HEADS": self.spec.num_kv_heads}
+        constants = self._compile_time(tensors, c) | {"HEADS_FIRST": c.heads_first, "HEADS": self.spec.num_kv_heads}
         self.start(persistent_attention_kernel, self.programs, self._arguments(tensors, c), constants)

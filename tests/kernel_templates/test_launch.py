@@ -12,6 +12,7 @@ from attention_tuner.kernel_templates.launch import (
     Launcher,
     Tensors,
     features_of,
+    fits_int32,
     make_launcher,
     query_start_locs,
 )
@@ -98,3 +99,22 @@ def test_the_features_of_a_launch_are_its_tensors():
 def test_features_that_are_not_the_layers_are_refused(more: Any, given: dict[str, torch.Tensor], message: str):
     with pytest.raises(SpecError, match=message):
         features_of(tensors(**given), AttentionSpec(4, 2, 64, **more))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "fits"),
+    [
+        # Offsets up to 2**31 - 1, and one more.
+        ((2**20, 16, 1, 128), (2048, 128, 128, 1), True),
+        ((2**20 + 1, 16, 1, 128), (2048, 128, 128, 1), False),
+        # Heads lie apart, and are no part of an offset.
+        ((2**17, 16, 64, 128), (2048, 128, 2**28, 1), True),
+        # Pages of many layers in turn.
+        ((2**15, 16, 8, 128), (16 * 8 * 128 * 32, 1024, 128, 1), False),
+    ],
+)
+def test_offsets_in_int32_reach_two_to_the_31st(
+    shape: tuple[int, ...], stride: tuple[int, ...], fits: bool
+):
+    cache = torch.empty_strided(shape, stride, dtype=torch.bfloat16, device="meta")
+    assert fits_int32(cache) is fits

@@ -8,6 +8,7 @@ from attention_tuner.kernel_templates import work_list_launch
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
+from attention_tuner.kernel_templates.inputs import make_tensors
 from attention_tuner.kernel_templates.launch import Launcher, make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import templates
@@ -297,3 +298,21 @@ def test_launches_of_different_grids_have_different_keys(
         launcher.plan(batch, "cpu")
         keys.append(launcher.launch_key())
     assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("template", ["fused", "persistent"])
+def test_offsets_of_both_widths_give_the_same_bits(template: str, monkeypatch: pytest.MonkeyPatch):
+    names = ("block_m", "block_n", "decode_block_m", "decode_block_n")
+    values = {d.name: d.choices[0] for d in templates()[template].dimensions} | dict.fromkeys(names, 32)
+    launcher = make_launcher(Variant.of(template, 16, values | {"kv_load": "pointer"}), SPEC, INTERPRETER)
+    batch = Batch.parse("1x20@50,2x1@70")
+    tensors = make_tensors(SPEC, batch, 16, "cpu", seed=0)
+    launcher.plan(batch, "cpu")
+    outs: list[torch.Tensor] = []
+    for is_near in (True, False):
+        monkeypatch.setattr(work_list_launch, "fits_int32", lambda _, is_near=is_near: is_near)
+        launcher.run(tensors)
+        outs.append(tensors.out.clone())
+        tensors.out.zero_()
+    assert outs[0].abs().max() > 0
+    assert torch.equal(*outs)
