@@ -304,11 +304,11 @@ def test_each_trial_knows_the_best_so_far_and_the_code(bench: Bench) -> None:
 
 def test_variants_with_one_result_are_counted(bench: Bench) -> None:
     bench.worker.twin_of = DEFAULT
-    search = searched(bench, Settings(trials=10))
+    search = searched(bench, Settings(trials=16))
     twins = [v for v in bench.worker.measured if warps(v) == warps(DEFAULT) and v != DEFAULT]
     assert search.result.repeated == len(twins) > 0
     assert search.same_as == dict.fromkeys(twins, DEFAULT)
-    assert search.result.outcomes == {"timed": 10}
+    assert search.result.outcomes == {"timed": 16}
 
 
 NEAR = Task(SPEC, Batch.parse("2x1@60"), TASK.page_size)
@@ -417,16 +417,16 @@ def test_a_result_that_is_there_before_its_callback_is_timed(bench: Bench) -> No
 
 def test_only_new_trials_count_as_repeated(bench: Bench) -> None:
     bench.worker.twin_of = DEFAULT
-    first = searched(bench, Settings(trials=10))
+    first = searched(bench, Settings(trials=16))
     bench.restart()
-    again = searched(bench, Settings(trials=10))
+    again = searched(bench, Settings(trials=16))
     assert (first.result.repeated > 0, again.result.repeated) == (True, 0)
-    assert again.result.reused == 10
+    assert again.result.reused == 16
 
 
 def test_what_a_trial_takes_is_not_judged_by_twins(bench: Bench) -> None:
     bench.worker.twin_of = DEFAULT
-    search = searched(bench, Settings(trials=10))
+    search = searched(bench, Settings(trials=16))
     assert search.result.repeated > 0
     assert list(search.costs._recent) == pytest.approx([0.5] * len(search.costs._recent))
 
