@@ -12,7 +12,7 @@ import torch
 
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.device import present_gpu
-from ..kernel_templates.errors import TunerError
+from ..kernel_templates.errors import BatchError, TunerError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.inputs import make_tensors
 from ..kernel_templates.launch import Launcher, Tensors, make_launcher
@@ -62,8 +62,8 @@ def make_checker(spec: AttentionSpec, page_size: int, case: Case, device: str) -
 def run_case(variant: Variant, case: Case, gpu: Gpu, checker: Checker | None) -> CaseResult:
     """What comes of `case` for `variant`; what goes wrong is raised.
 
-    Not run is a large case that the GPU's memory does not hold, for which there may be no checker, and one whose
-    partial results do not reach the offsets that it is about.
+    Not run is a large case that the GPU's memory does not hold, for which there may be no checker, and one about
+    offsets past 2^31 that the variant's partial results do not reach, or whose batch it refuses as too large.
     """
     try:
         if checker is None:
@@ -73,6 +73,10 @@ def run_case(variant: Variant, case: Case, gpu: Gpu, checker: Checker | None) ->
         if not case.needs_gpu:
             raise
         return CaseResult(case.name, "not run", reason="the GPU's memory does not hold it")
+    except BatchError as error:
+        if not case.past:
+            raise
+        return CaseResult(case.name, "not run", reason=str(error))
     if check is None:
         return CaseResult(case.name, "not run", reason=reason)
     ratio = check.worst_ratio if math.isfinite(check.worst_ratio) else None

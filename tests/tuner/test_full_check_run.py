@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.launch import Launcher, Tensors
 from attention_tuner.kernel_templates.reference import paged_attention
@@ -36,6 +37,8 @@ class EagerLauncher(Launcher):
         self.batches: list[Batch] = []
 
     def plan(self, batch: Batch, device: torch.device | str) -> None:
+        if self.fault == "refusal":
+            raise BatchError("too many items")
         self.batches.append(batch)
 
     def run(self, tensors: Tensors) -> None:
@@ -113,6 +116,13 @@ def test_a_large_case_that_memory_does_not_hold_is_not_run(monkeypatch: pytest.M
     assert run_case(VARIANT, case, INTERPRETER, None).state == "not run"
     with pytest.raises(torch.OutOfMemoryError):
         result(monkeypatch, EagerLauncher("memory"), Case("x", BATCH))
+
+
+def test_a_batch_that_is_refused_is_not_run_only_where_it_is_about_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = EagerLauncher("refusal")
+    assert result(monkeypatch, launcher, Case("x", BATCH, past="q")) == ("not run", "too many items")
+    with pytest.raises(BatchError):
+        result(monkeypatch, launcher, Case("x", BATCH, needs_gpu=True))
 
 
 def test_inputs_that_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
