@@ -57,7 +57,8 @@ Beyond it the heuristic did better on an H200, leaving each tuned shape out in t
 class Chain:
     """The fall-backs of a lookup: exact, bucket, neighbour, then the same on each GPU of `like`, then heuristic.
 
-    A neighbour answers up to distance `reach` (`BatchBucket.distance`). `worst` is the last source that may answer:
+    A neighbour answers up to distance `reach` (`BatchBucket.distance`), unless its variant leaves keys whole
+    (`template.leaves_keys_whole`). `worst` is the last source that may answer:
     where only a worse one could, the lookup raises `NotTunedError`. `like` names other GPUs, such as "NVIDIA H200" for
     an H100: of those with the asking GPU's compute capability, what was tuned may answer, as a neighbour at best. No
     GPU lends unless it is named here. Raises `InputError` for a `worst` that is no source, a `like` that is no list of

@@ -17,7 +17,7 @@ from ..kernel_templates.errors import NotTunedError, TunerError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
-from ..kernel_templates.template import template_of, why_invalid
+from ..kernel_templates.template import leaves_keys_whole, template_of, why_invalid
 from .answer import Answer, Chain, Origin, Source
 from .coverage import Asked, Coverage, Question, require_question
 from .losses import Losses
@@ -288,10 +288,13 @@ def _by_distance(tuned: _Tuned, bucket: BatchBucket, reach: float) -> Iterator[t
 
 
 def _serve(judged: _Judged, bucket: BatchBucket, gpu: Gpu, distance: float) -> Answer | None:
-    """The answer that a config gives, None where its variant as it would run for `bucket` is invalid."""
+    """The answer that a config gives, None where its variant as it would run for `bucket` is invalid.
+
+    A neighbour whose variant leaves keys whole gives none either.
+    """
     config = judged.config
     variant = template_of(config.variant).settle(config.variant, bucket)
-    if why_invalid(variant, config.shape.spec, gpu):
+    if why_invalid(variant, config.shape.spec, gpu) or (distance and leaves_keys_whole(variant)):
         return None
     return Answer(variant, "neighbour" if distance else "bucket", config, judged.stale, distance, judged.origin)
 

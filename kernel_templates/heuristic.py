@@ -20,45 +20,51 @@ _NAMES = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps",
 # For hybrid batches: block_m, block_n, decode_block_n, warps, stages, waves, the weight of a key in a long tile, grid
 # order, schedule.
 _HYBRID = (
-    (64, 64, 128, 4, 2, 4, 2, "heads", "long_first"),
+    (64, 64, 64, 4, 3, 2, 2, "items", "long_first"),
     (64, 32, 64, 4, 3, 4, 2, "heads", "interleaved"),
+    (64, 64, 128, 4, 2, 4, 2, "heads", "long_first"),
     (128, 64, 128, 4, 2, 2, 4, "items", "interleaved"),
-    (64, 128, 128, 4, 3, 4, 2, "heads", "long_first"),
-    (64, 64, 128, 4, 3, 4, 2, "heads", "interleaved"),
-    (128, 64, 128, 4, 2, 2, 4, "items", "long_first"),
+    (64, 128, 128, 4, 3, 2, 2, "items", "long_first"),
+    (64, 64, 64, 4, 3, 2, 2, "heads", "interleaved"),
     (128, 64, 64, 4, 2, 4, 4, "items", "long_first"),
     (16, 16, 16, 4, 2, 4, 1, "items", "long_first"),
 )
 # For batches of one kind: block_n, warps, stages, waves, grid order; long ones with a tile's rows before.
-_LONG = ((128, 128, 8, 3, 4, "items"), (64, 64, 4, 3, 8, "items"), (128, 64, 4, 2, 4, "heads"),
+_LONG = ((128, 128, 8, 3, 1, "items"), (64, 64, 4, 3, 8, "items"), (128, 64, 4, 2, 4, "heads"),
          (128, 64, 8, 4, 4, "items"), (64, 32, 4, 3, 4, "items"), (16, 16, 4, 2, 4, "items"))  # fmt: skip
-_SHORT = ((64, 2, 2, 4, "heads"), (64, 4, 3, 4, "heads"), (128, 4, 2, 4, "heads"), (128, 4, 4, 4, "heads"),
-          (32, 2, 4, 8, "items"), (64, 2, 3, 4, "heads"), (16, 4, 2, 4, "items"))  # fmt: skip
+_SHORT = ((64, 2, 2, 4, "heads"), (32, 4, 3, 8, "heads"), (128, 4, 2, 2, "heads"), (64, 2, 2, 0, "heads"),
+          (64, 4, 3, 4, "heads"), (128, 4, 4, 4, "heads"), (32, 2, 4, 8, "items"),
+          (16, 4, 2, 4, "items"))  # fmt: skip
 # In float32, for batches of any kind: rows, keys, warps. Without tensor cores, what the registers hold decides.
 _FLOAT32 = ((32, 32, 8), (16, 32, 4), (16, 16, 4), (16, 16, 8))
 # Of `persistent`, as above, and last the programs for each multiprocessor: as many as fit there together.
-_PERSISTENT_HYBRID = ((64, 64, 128, 4, 2, 4, 2, "heads", "long_first", 2),
-                      (128, 64, 128, 4, 2, 4, 4, "items", "interleaved", 2))  # fmt: skip
-_PERSISTENT_LONG = ((64, 64, 4, 3, 4, "items", 2), (128, 64, 8, 3, 4, "items", 2))
-_PERSISTENT_SHORT = ((64, 4, 3, 4, "heads", 4), (128, 4, 2, 4, "heads", 3))
+_PERSISTENT_HYBRID = ((64, 64, 64, 4, 3, 2, 2, "heads", "interleaved", 2),
+                      (64, 64, 128, 4, 2, 2, 2, "items", "long_first", 2))  # fmt: skip
+_PERSISTENT_LONG = ((64, 64, 4, 3, 1, "heads", 2), (128, 64, 8, 3, 1, "heads", 1))
+_PERSISTENT_SHORT = ((64, 4, 3, 2, "heads", 2), (128, 4, 2, 2, "heads", 3))
 # Of `two_launch`, which for batches of one kind is `fused`: block_m, block_n, decode_block_n, warps of the launch for
 # long and of that for short sequences, stages, waves, grid order.
-_TWO_LAUNCH = ((64, 64, 128, 4, 4, 3, 4, "heads"), (128, 64, 64, 8, 2, 2, 2, "items"))
+_TWO_LAUNCH = ((64, 64, 128, 4, 4, 3, 2, "heads"), (64, 64, 64, 4, 2, 3, 1, "items"))
+# Keys of a sequence of which so many as fill the GPU are best left whole: merging partial results would cost more.
+_FEW_KEYS = 2048
 # Of `fused`, these many are tried before a pair of each of the other templates.
 _LIKELIEST = 4
 # Of `gluon_hopper`, for batches of both kinds and of one: block_n, stages, waves, the weight of a key in a long tile,
 # grid order, schedule, dispatch; and the reduction, where it is not a kernel.
 # Narrow tiles are for large heads.
 _HOPPER_HYBRID = (
-    (128, 3, 1, 1, "items", "long_first", "persistent", "last_program"),
-    (128, 3, 4, 1, "items", "long_first", "grid"),
-    (128, 3, 2, 2, "heads", "interleaved", "grid"),
     (128, 2, 1, 1, "items", "long_first", "persistent"),
+    (128, 3, 2, 2, "heads", "interleaved", "grid"),
+    (128, 3, 1, 1, "items", "long_first", "persistent", "last_program"),
     (128, 3, 4, 1, "items", "long_first", "dynamic"),
     # A multiprocessor reads or multiplies: units of both kinds run side by side, and whoever is done takes the next.
     (128, 3, 2, 2, "heads", "interleaved", "dynamic"),
+    (128, 3, 4, 1, "items", "long_first", "grid"),
     (64, 6, 4, 1, "items", "long_first", "grid"),
 )
+# Where short sequences differ in length and there are heads enough, so that few of them are cut, this one comes first:
+# whoever is done takes the next.
+_HOPPER_SKEWED = _HOPPER_HYBRID[3]
 _HOPPER_LONG = (
     (128, 2, 1, 1, "items", "long_first", "grid", "last_program"),
     (128, 2, 1, 1, "items", "long_first", "grid"),
@@ -86,7 +92,8 @@ def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gp
     found: dict[Variant, None] = {}
     fused = list(_fused(spec, bucket, page_size))
     others = (*_persistent(spec, bucket, page_size), *_two_launch(spec, bucket, page_size))
-    for group in (*_hopper(bucket, page_size), *fused[:_LIKELIEST], *others, *fused[_LIKELIEST:]):
+    hopper = (*_whole(spec, bucket, page_size, gpu), *_hopper(spec, bucket, page_size))
+    for group in (*hopper, *fused[:_LIKELIEST], *others, *fused[_LIKELIEST:]):
         settled = (template_of(variant).settle(variant, bucket) for variant in group)
         valid = next((variant for variant in settled if why_invalid(variant, spec, gpu) is None), None)
         if valid is not None:
@@ -94,12 +101,23 @@ def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gp
     return list(found)
 
 
-def _hopper(bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
+def _whole(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[tuple[Variant, ...]]:
+    """For many sequences of few keys each, a program for each, with the numbers of vLLM's kernel."""
+    is_filled = bucket.short_seqs * spec.num_kv_heads >= gpu.num_sms
+    if is_filled and not bucket.has_part("long") and bucket.short_kv <= _FEW_KEYS * bucket.short_seqs:
+        values = {"block_m": _short_m(spec, bucket), "block_n": 32, "num_segments": 1, "num_warps": 4, "num_stages": 3}
+        yield (Variant.of("unified", page_size, values),)
+
+
+def _hopper(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
     """Variants of `gluon_hopper`, of each few of which the first that is valid will do."""
     names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch", "reduction")
     rest = {"registers": 240, "partials": "float32", "reduction": "kernel"}
     has_long, has_short = bucket.has_part("long"), bucket.has_part("short")
-    for row in _HOPPER_HYBRID if has_long and has_short else _HOPPER_LONG if has_long else _HOPPER_SHORT:
+    rows = _HOPPER_HYBRID if has_long and has_short else _HOPPER_LONG if has_long else _HOPPER_SHORT
+    if has_long and bucket.short_skew > 1 and spec.num_kv_heads > 1:
+        rows = tuple(dict.fromkeys((_HOPPER_SKEWED, *rows)))
+    for row in rows:
         variant = Variant.of("gluon_hopper", page_size, {**rest, **dict(zip(names, row, strict=False))})
         # Tiles of large heads leave room for no more stages.
         yield variant, variant.replace(num_stages=2)

@@ -201,3 +201,13 @@ def why_invalid(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> str | None:
     if any(values[d.name] not in d.choices for d in template.dimensions):
         return "a value is not among the template's choices"
     return next((rule.reason for rule in template.rules if not rule.holds(variant, spec, gpu)), None)
+
+
+def leaves_keys_whole(variant: Variant) -> bool:
+    """Whether `variant` never cuts the keys of a tile into ranges for several programs.
+
+    Then nothing evens out sequences of different lengths, nor occupies a GPU that the tiles alone do not fill: that it
+    won one batch says little of others.
+    """
+    values = variant.as_dict()
+    return values.get("waves") == 0 or values.get("num_segments") == 1

@@ -411,6 +411,16 @@ def test_that_answers_are_stale_is_logged_once(make_config: Make, caplog: pytest
     assert "measured with another kernel source, Triton or driver" in message
 
 
+@pytest.mark.parametrize(("waves", "source"), [(0, "heuristic"), (2, "neighbour")])
+def test_what_leaves_keys_whole_answers_in_its_own_bucket_only(make_config: Make, waves: int, source: str):
+    even = make_config("64x1@16383")
+    even = replace(even, variant=even.variant.replace(waves=waves, block_m=16, block_n=32))
+    table = ConfigTable.of([even])
+    assert ask(table, even, "64x1@16000").source == "bucket"
+    # As many keys in all, of which one sequence has four times as many as the others.
+    assert ask(table, even, "1x1@65535,63x1@15603").source == source
+
+
 @pytest.mark.parametrize(("reach", "source"), [(2.9, "heuristic"), (3.0, "neighbour"), (math.inf, "neighbour")])
 def test_a_neighbour_answers_within_reach(make_config: Make, reach: float, source: str):
     config = make_config()

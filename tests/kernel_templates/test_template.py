@@ -16,7 +16,14 @@ from attention_tuner.kernel_templates.fused import FUSED
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.persistent import PERSISTENT
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import Dimension, Template, template_of, templates, why_invalid
+from attention_tuner.kernel_templates.template import (
+    Dimension,
+    Template,
+    leaves_keys_whole,
+    template_of,
+    templates,
+    why_invalid,
+)
 from attention_tuner.kernel_templates.two_launch import TWO_LAUNCH
 from attention_tuner.kernel_templates.unified import UNIFIED
 from attention_tuner.kernel_templates.variant import Variant
@@ -179,3 +186,12 @@ def test_two_templates_of_one_name_are_refused(folder: Path):
     install(folder, "plugin", twin, "twin = plugin:TWIN")
     with pytest.raises(TunerError, match="two installed templates are called 'fused'"):
         templates()
+
+
+@pytest.mark.parametrize(
+    ("values", "whole"),
+    [({"waves": 0}, True), ({"waves": 1}, False), ({"num_segments": 1}, True), ({"num_segments": 4}, False),
+     ({}, False)],
+)
+def test_what_never_cuts_keys_leaves_them_whole(values: dict[str, int], whole: bool):
+    assert leaves_keys_whole(Variant.of("any", 16, dict(values))) is whole
