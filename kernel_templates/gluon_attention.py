@@ -30,6 +30,8 @@ from .plan import ITEM_FIELDS, MERGE_FIELDS
 ITEM: gl.constexpr = gl.constexpr(ITEM_FIELDS)
 MERGE: gl.constexpr = gl.constexpr(MERGE_FIELDS)
 SHORT_TOKENS: gl.constexpr = gl.constexpr(SHORT_QUERY)
+# The first of two hardware barriers that Triton does not use.
+FREE_BARRIER: gl.constexpr = gl.constexpr(8)
 # Rows of one consumer: what one warpgroup product takes.
 ROWS: gl.constexpr = gl.constexpr(64)
 # Registers that three warpgroups have together for each thread of one: what loads gets what two that compute leave.
@@ -252,11 +254,63 @@ def attend_short(
     return acc, row_max, row_sum
 
 
+@gluon.constexpr_function
+def settling(barrier: int) -> str:
+    """PTX that waits at a barrier for 128 threads, if two sums are as positive as sums of exponentials are."""
+    return ("{ .reg .pred below; .reg .f32 least; .reg .b32 threads; min.f32 least, $2, $3; "
+            "setp.lt.f32 below, least, 0f00000000; selp.b32 threads, 129, 128, below; "
+            f"bar.sync {barrier}, threads; mov.b32 $0, $2; mov.b32 $1, $3; }}")
+
+
+@gluon.jit
+def settled(row_sum, WARPGROUP: gl.constexpr):
+    """`row_sum`, not before it is known: a barrier of the warpgroup whose count depends on it.
+
+    What has no side effect, ptxas moves past the wait for a product, so that a softmax would begin when it is over.
+    """
+    return gl.inline_asm_elementwise(settling(FREE_BARRIER + WARPGROUP), "=r,=r,r,r", [row_sum], dtype=gl.float32,
+                                     is_pure=False, pack=2)
+
+
+@gluon.jit
+def advance(
+    j, last_stage, last_phase, p, acc, row_max, row_sum, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+    count, top, position, qk_scale,
+    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+    MASKED: gl.constexpr,
+):  # fmt: skip
+    """Tile j's scores and softmax, during the product of the last tile's probabilities `p` and values.
+
+    Without a branch: where one lies between a product and the wait for it, ptxas waits at the branch.
+    """
+    score_layout: gl.constexpr = product_layout(BLOCK_N)
+    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
+    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
+    stage = (count + j) % STAGES
+    phase = ((count + j) // STAGES) & 1
+    mbarrier.wait(k_full.index(stage), phase)
+    next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(last_stage), last_phase)
+    next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
+    scores = warpgroup_mma_wait(1, deps=[next_scores])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    if MASKED:
+        scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
+    p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
+    row_sum = settled(row_sum, WARPGROUP)
+    acc = warpgroup_mma_wait(0, deps=[next_acc])
+    mbarrier.arrive(v_empty.index(last_stage), count=1)
+    p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+    return stage, phase, p, acc, row_max, row_sum
+
+
 @gluon.jit
 def attend_long(
     state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
     position, qk_scale,
-    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fold every tile into `state`; the softmax of one runs during the products of its scores' successor."""
     score_layout: gl.constexpr = product_layout(BLOCK_N)
@@ -277,24 +331,17 @@ def attend_long(
         mbarrier.wait(v_full.index(stage), phase)
         # Both consumers write the same zeros.
         clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
-    for j in range(1, num_tiles):
-        last_stage = stage
-        last_phase = phase
-        stage = (count + j) % STAGES
-        phase = ((count + j) // STAGES) & 1
-        mbarrier.wait(k_full.index(stage), phase)
-        next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        mbarrier.wait(v_full.index(last_stage), last_phase)
-        next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[next_scores])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        if j < num_masked:
-            scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
-        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
-        acc = warpgroup_mma_wait(0, deps=[next_acc])
-        mbarrier.arrive(v_empty.index(last_stage), count=1)
-        p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+    num_masked = gl.maximum(num_masked, 1)
+    for j in range(1, num_masked):
+        stage, phase, p, acc, row_max, row_sum = advance(
+            j, stage, phase, p, acc, row_max, row_sum, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count,
+            top, position, qk_scale, WARPGROUP, BLOCK_N, HEAD_DIM, STAGES, True,
+        )  # fmt: skip
+    for j in range(num_masked, num_tiles):
+        stage, phase, p, acc, row_max, row_sum = advance(
+            j, stage, phase, p, acc, row_max, row_sum, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count,
+            top, position, qk_scale, WARPGROUP, BLOCK_N, HEAD_DIM, STAGES, False,
+        )  # fmt: skip
     mbarrier.wait(v_full.index(stage), phase)
     next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[next_acc])
@@ -384,7 +431,7 @@ def consume(
         else:
             state = attend_long(
                 state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked,
-                unwritten, top, position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
+                unwritten, top, position, qk_scale, WARPGROUP, BLOCK_N, HEAD_DIM, STAGES,
             )  # fmt: skip
         count += num_tiles
         index = announced(round, ticket_ring, ticket_full, ticket_empty) if DYNAMIC else dealt(round + 1)
