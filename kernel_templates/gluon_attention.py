@@ -273,40 +273,6 @@ def settled(row_sum, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
-def advance(
-    j, last_stage, last_phase, p, acc, row_max, row_sum, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-    count, top, position, qk_scale,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-    MASKED: gl.constexpr,
-):  # fmt: skip
-    """Tile j's scores and softmax, during the product of the last tile's probabilities `p` and values.
-
-    Without a branch: where one lies between a product and the wait for it, ptxas waits at the branch.
-    """
-    score_layout: gl.constexpr = product_layout(BLOCK_N)
-    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
-    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
-    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
-    stage = (count + j) % STAGES
-    phase = ((count + j) // STAGES) & 1
-    mbarrier.wait(k_full.index(stage), phase)
-    next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(last_stage), last_phase)
-    next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
-    scores = warpgroup_mma_wait(1, deps=[next_scores])
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    if MASKED:
-        scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
-    p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
-    row_sum = settled(row_sum, WARPGROUP)
-    acc = warpgroup_mma_wait(0, deps=[next_acc])
-    mbarrier.arrive(v_empty.index(last_stage), count=1)
-    p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
-    return stage, phase, p, acc, row_max, row_sum
-
-
-@gluon.jit
 def attend_long(
     state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
     position, qk_scale,
@@ -331,17 +297,26 @@ def attend_long(
         mbarrier.wait(v_full.index(stage), phase)
         # Both consumers write the same zeros.
         clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
-    num_masked = gl.maximum(num_masked, 1)
-    for j in range(1, num_masked):
-        stage, phase, p, acc, row_max, row_sum = advance(
-            j, stage, phase, p, acc, row_max, row_sum, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count,
-            top, position, qk_scale, WARPGROUP, BLOCK_N, HEAD_DIM, STAGES, True,
-        )  # fmt: skip
-    for j in range(num_masked, num_tiles):
-        stage, phase, p, acc, row_max, row_sum = advance(
-            j, stage, phase, p, acc, row_max, row_sum, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count,
-            top, position, qk_scale, WARPGROUP, BLOCK_N, HEAD_DIM, STAGES, False,
-        )  # fmt: skip
+    for j in range(1, num_tiles):
+        last_stage = stage
+        last_phase = phase
+        stage = (count + j) % STAGES
+        phase = ((count + j) // STAGES) & 1
+        bias = zero
+        if j < num_masked:
+            bias = mask(zero, top - j * BLOCK_N, position, BLOCK_N, score_layout)
+        mbarrier.wait(k_full.index(stage), phase)
+        next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), bias, is_async=True)
+        mbarrier.wait(v_full.index(last_stage), last_phase)
+        next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
+        scores = warpgroup_mma_wait(1, deps=[next_scores])
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
+        row_sum = settled(row_sum, WARPGROUP)
+        acc = warpgroup_mma_wait(0, deps=[next_acc])
+        mbarrier.arrive(v_empty.index(last_stage), count=1)
+        p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
     mbarrier.wait(v_full.index(stage), phase)
     next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[next_acc])
