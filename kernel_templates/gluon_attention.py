@@ -215,43 +215,58 @@ def product_layout(columns: int) -> gl.NVMMADistributedLayout:
 
 
 @gluon.jit
-def attend_short(
-    state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
-    position, qk_scale,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+def fold(
+    state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top, position,
+    qk_scale,
+    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Fold every second tile, from tile WARPGROUP on, into `state` (accumulator, row maximum, row sum).
-
-    The other consumer's products run during this one's softmax. `count` tiles went through the ring before.
-    """
+    """Fold tile j into `state` (accumulator, row maximum, row sum), one step after the other."""
     score_layout: gl.constexpr = product_layout(BLOCK_N)
     acc_layout: gl.constexpr = product_layout(HEAD_DIM)
     p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
     acc, row_max, row_sum = state
+    stage = (count + j) % STAGES
+    phase = ((count + j) // STAGES) & 1
+    mbarrier.wait(k_full.index(stage), phase)
+    scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    if j < num_masked:
+        scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
+    p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
+    p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+    mbarrier.wait(v_full.index(stage), phase)
+    if (j == 0) & (unwritten > 0):
+        # Both consumers of a long sequence write the same zeros.
+        clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
+    next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[next_acc])
+    mbarrier.arrive(v_empty.index(stage), count=1)
+    return acc, row_max, row_sum
+
+
+@gluon.jit
+def attend_short(
+    state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
+    position, qk_scale,
+    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fold every second tile, from tile WARPGROUP on, into `state`.
+
+    The other consumer's products run during this one's softmax. `count` tiles went through the ring before.
+    """
     if WARPGROUP == 1:
         pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES)
     for j in range(WARPGROUP, num_tiles, 2):
-        stage = (count + j) % STAGES
-        phase = ((count + j) // STAGES) & 1
-        mbarrier.wait(k_full.index(stage), phase)
-        scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        scores = warpgroup_mma_wait(0, deps=[scores])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        if j < num_masked:
-            scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
-        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
-        p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
-        mbarrier.wait(v_full.index(stage), phase)
-        if (j == 0) & (unwritten > 0):
-            clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
-        next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[next_acc])
-        mbarrier.arrive(v_empty.index(stage), count=1)
+        state = fold(
+            state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top,
+            position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
+        )  # fmt: skip
         if j + 1 < num_tiles:
             pass_tile(count + j + 1, k_full, k_empty, v_full, v_empty, STAGES)
-    return acc, row_max, row_sum
+    return state
 
 
 @gluon.constexpr_function
@@ -278,49 +293,51 @@ def attend_long(
     position, qk_scale,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Fold every tile into `state`; the softmax of one runs during the products of its scores' successor."""
+    """Fold every tile into `state`: the masked ones, then the others, each one's softmax during the last one's product.
+
+    No branch may lie between a product and the wait for it, since ptxas would wait at the branch.
+    """
     score_layout: gl.constexpr = product_layout(BLOCK_N)
     acc_layout: gl.constexpr = product_layout(HEAD_DIM)
     p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
+    for j in range(num_masked):
+        state = fold(
+            state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top,
+            position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
+        )  # fmt: skip
     acc, row_max, row_sum = state
-    stage = count % STAGES
-    phase = (count // STAGES) & 1
-    mbarrier.wait(k_full.index(stage), phase)
-    scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    scores = mask(scores, top, position, BLOCK_N, score_layout)
-    p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
-    p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-    if unwritten > 0:
-        mbarrier.wait(v_full.index(stage), phase)
-        # Both consumers write the same zeros.
-        clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
-    for j in range(1, num_tiles):
-        last_stage = stage
-        last_phase = phase
-        stage = (count + j) % STAGES
-        phase = ((count + j) // STAGES) & 1
-        bias = zero
-        if j < num_masked:
-            bias = mask(zero, top - j * BLOCK_N, position, BLOCK_N, score_layout)
+    if num_masked < num_tiles:
+        stage = (count + num_masked) % STAGES
+        phase = ((count + num_masked) // STAGES) & 1
         mbarrier.wait(k_full.index(stage), phase)
-        next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), bias, is_async=True)
-        mbarrier.wait(v_full.index(last_stage), last_phase)
-        next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[next_scores])
+        scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=[scores])
         mbarrier.arrive(k_empty.index(stage), count=1)
         p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
-        row_sum = settled(row_sum, WARPGROUP)
-        acc = warpgroup_mma_wait(0, deps=[next_acc])
-        mbarrier.arrive(v_empty.index(last_stage), count=1)
         p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
-    mbarrier.wait(v_full.index(stage), phase)
-    next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[next_acc])
-    mbarrier.arrive(v_empty.index(stage), count=1)
+        for j in range(num_masked + 1, num_tiles):
+            last_stage = stage
+            last_phase = phase
+            stage = (count + j) % STAGES
+            phase = ((count + j) // STAGES) & 1
+            mbarrier.wait(k_full.index(stage), phase)
+            next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+            mbarrier.wait(v_full.index(last_stage), last_phase)
+            next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
+            scores = warpgroup_mma_wait(1, deps=[next_scores])
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
+            row_sum = settled(row_sum, WARPGROUP)
+            acc = warpgroup_mma_wait(0, deps=[next_acc])
+            mbarrier.arrive(v_empty.index(last_stage), count=1)
+            p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+            acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+        mbarrier.wait(v_full.index(stage), phase)
+        next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[next_acc])
+        mbarrier.arrive(v_empty.index(stage), count=1)
     return acc, row_max, row_sum
 
 
