@@ -72,7 +72,7 @@ FUSED = Template(
     dimensions=(
         Dimension("block_m", (16, 32, 64, 128), part="long", counterpart="decode_block_m"),
         Dimension("block_n", (16, 32, 64, 128), part="long", counterpart="decode_block_n", hybrid=(32, 64, 128)),
-        Dimension("decode_block_m", (16, 32, 64, 128), part="short", counterpart="block_m", hybrid=(16, 32)),
+        Dimension("decode_block_m", (16, 32, 64, 128), part="short", counterpart="block_m", hybrid=(16, 32, 64)),
         Dimension("decode_block_n", (16, 32, 64, 128), part="short", counterpart="block_n", hybrid=(64, 128)),
         Dimension("num_warps", (1, 2, 4, 8), interpreted=False, hybrid=(2, 4, 8)),
         Dimension("num_stages", (1, 2, 3, 4), interpreted=False, hybrid=(2, 3)),
