@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,21 +78,49 @@ def whole_rounds(tiles: Tiles, rounds: int, per_round: float, long_weight: float
     """As `balanced_segments`, but no more items than `rounds` rounds of `per_round`, unless there are more tiles.
 
     A round is as many items as programs run at once. Where one item more would wait for a round of its own, or tiles
-    are too few to be cut evenly, programs would be idle: then up to `most_rounds` rounds of smaller items are taken, if
-    these are estimated to end earlier.
+    are too few to be cut evenly, programs would be idle: then up to `most_rounds` rounds of smaller items are taken, or
+    the few tiles that fill no round are cut alone, if these are estimated to end earlier.
     """
     cost = _cost(tiles, long_weight)
     total = max(float(cost.sum()), 1.0)
     best, best_time = None, math.inf
-    for count in range(rounds, most_rounds(len(cost), rounds, per_round) + 1):
-        segments, found = _at_most(cost, total, count * per_round, tiles.key_tiles)
-        time = max(math.ceil(found / per_round) * total / found, float((cost / segments).max()))
+    for segments, time in _cuts(cost, total, rounds, per_round, tiles.key_tiles):
         if time < WORTH_A_ROUND * best_time:
             best, best_time = segments, time
         if total >= WELL_FILLED * per_round * best_time:
             break
     assert best is not None
     return best.astype(np.int64)
+
+
+def _cuts(
+    cost: NDArray[Any], total: float, rounds: int, per_round: float, key_tiles: IntArray
+) -> Iterator[tuple[NDArray[Any], float]]:
+    """Ways to cut tiles of so much cost, the plainest first: the segments of each tile, and the estimated time."""
+    for count in range(rounds, most_rounds(len(cost), rounds, per_round) + 1):
+        segments, found = _at_most(cost, total, count * per_round, key_tiles)
+        yield segments, max(math.ceil(found / per_round) * total / found, float((cost / segments).max()))
+        if count == rounds:
+            yield _rest_cut(cost, total, per_round, key_tiles)
+
+
+def _rest_cut(
+    cost: NDArray[Any], total: float, per_round: float, key_tiles: IntArray
+) -> tuple[NDArray[Any], float]:
+    """Segments where only the tiles that fill no round are cut, into about a round of pieces, and the time it takes.
+
+    The pieces, which come last, fill what the rounds of whole tiles leave.
+    """
+    segments = np.ones_like(key_tiles)
+    num_rounds = int(len(cost) // per_round)
+    num_whole = int(num_rounds * per_round)
+    if not num_whole or num_whole == len(cost):
+        return segments, math.inf
+    order = np.argsort(-cost, kind="stable")
+    whole, rest = cost[order[:num_whole]], order[num_whole:]
+    segments[rest] = np.minimum(np.ceil(cost[rest] * (per_round / cost[rest].sum())), key_tiles[rest])
+    longest = whole[(np.arange(num_rounds) * per_round).astype(np.int64)]
+    return segments, max(float(longest.sum()), total / per_round + float((cost[rest] / segments[rest]).max()))
 
 
 def most_rounds(num_tiles: int, rounds: int, per_round: float) -> int:

@@ -285,6 +285,15 @@ def test_programs_that_would_be_idle_get_smaller_items(num_seqs: int, items: int
     assert len(set(segments)) == 1
 
 
+@pytest.mark.parametrize(("num_seqs", "whole", "pieces"), [(17, 16, 17), (18, 16, 18), (34, 33, 17), (40, 33, 21)])
+def test_tiles_that_fill_no_round_are_cut_alone(num_seqs: int, whole: int, pieces: int):
+    # As above: 33 tiles of each head are two rounds.
+    tiles = cut_tiles(Batch(((1, 32_767),) * num_seqs), 4, Body(128, 128), Body(64, 128))
+    segments = whole_rounds(tiles, 1, 132 / 8, 1)
+    assert np.count_nonzero(segments == 1) == whole
+    assert segments[segments > 1].sum() == pieces
+
+
 @given(BATCHES, st.floats(1, 200))
 @settings(deadline=None)
 def test_each_part_alone_is_balanced_into_so_many_items(batch: Batch, num_items: float):
