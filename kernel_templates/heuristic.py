@@ -17,10 +17,11 @@ _NAMES = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps",
 
 # Bodies that did well on an H200, the likeliest first. Tall tiles for long sequences are what reaches the tensor cores;
 # of short sequences, wide key tiles keep enough loads in flight. The last ones fit small GPUs.
-# For hybrid batches: block_m, block_n, decode_block_n, warps, stages, waves, the weight of a key in a long tile, grid
-# order, schedule.
+# For hybrid batches: block_m, block_n, decode_block_n (0 for one body), warps, stages, waves, the weight of a key in a
+# long tile, grid order, schedule.
 _HYBRID = (
     (64, 64, 64, 4, 3, 2, 2, "items", "long_first"),
+    (64, 64, 0, 4, 3, 2, 2, "heads", "interleaved"),
     (64, 32, 64, 4, 3, 4, 2, "heads", "interleaved"),
     (64, 64, 128, 4, 2, 4, 2, "heads", "long_first"),
     (128, 64, 128, 4, 2, 2, 4, "items", "interleaved"),
@@ -169,7 +170,7 @@ def _rows(
     hybrid, long, short = tables
     short_m = _short_m(spec, bucket)
     if bucket.has_part("long") and bucket.has_part("short"):
-        return ((m, n, short_m, short_n, *rest) for m, n, short_n, *rest in hybrid)
+        return ((m, n, *((short_m, short_n) if short_n else (m, n)), *rest) for m, n, short_n, *rest in hybrid)
     if bucket.has_part("long"):
         return ((m, n, m, n, warps, stages, waves, 1, order, "long_first", *more)
                 for m, n, warps, stages, waves, order, *more in long)  # fmt: skip
