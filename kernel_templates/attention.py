@@ -86,7 +86,9 @@ def attend(
         key = first + columns
         written = is_written(key, low, stop, WINDOW)
         slot = first % PAGE_SIZE + columns if PAGE_SIZE % BLOCK_N == 0 else key % PAGE_SIZE
-        this_page = page.to(tl.int64) if LOAD == "int64" else page
+        this_page = page
+        if LOAD == "int64":
+            this_page, slot = page.to(tl.int64), slot.to(tl.int64)
         # One tile ahead: loads whose addresses wait for another load of the same tile are pipelined a stage less.
         page = pages_of(pages, first + BLOCK_N, low, stop, PAGE_SIZE, BLOCK_N, WINDOW)
         if LOAD == "tma":

@@ -98,7 +98,7 @@ def fold(
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
     mbarrier.wait(v_full.index(stage), phase)
     if (j == 0) & (unwritten > 0):
-        # Both consumers of a long sequence write the same zeros.
+        # Each consumer of a long sequence that has rows writes the same zeros.
         clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
     next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[next_acc])
@@ -138,11 +138,11 @@ def settling(barrier: int) -> str:
 
 @gluon.jit
 def settled(row_sum, WARPGROUP: gl.constexpr):
-    """`row_sum`, not before it is known: a barrier of the warpgroup whose count depends on it.
+    """`row_sum`, two rows a thread, not before it is known: a barrier of the warpgroup whose count depends on it.
 
     What has no side effect, ptxas moves past the wait for a product, so that a softmax would begin when it is over.
     """
-    return gl.inline_asm_elementwise(settling(FREE_BARRIER + WARPGROUP), "=r,=r,r,r", [row_sum], dtype=gl.float32,
+    return gl.inline_asm_elementwise(settling(FREE_BARRIER + WARPGROUP), "=&r,=&r,r,r", [row_sum], dtype=gl.float32,
                                      is_pure=False, pack=2)
 
 
@@ -154,7 +154,7 @@ def attend_long(
 ):  # fmt: skip
     """Fold every tile into `state`: the masked ones, then the others, each one's softmax during the last one's product.
 
-    No branch may lie between a product and the wait for it, since ptxas would wait at the branch.
+    No branch may lie in a softmax that runs during a product, since ptxas would wait for the product there.
     """
     score_layout: gl.constexpr = product_layout(BLOCK_N)
     acc_layout: gl.constexpr = product_layout(HEAD_DIM)

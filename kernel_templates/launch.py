@@ -122,13 +122,18 @@ def _is_size(size: int, wanted: int) -> bool:
     return size == wanted or wanted == ANY
 
 
-def fits_int32(cache: torch.Tensor) -> bool:
-    """Whether offsets within one head of a cache [pages, slots, heads, dim] fit in int32, which is quicker to compute.
+def offset_dtype(tensors: Tensors) -> str:
+    """The narrowest dtype, "int32" or "int64", that holds every offset within one head of either cache.
 
-    One layer's cache holds so many elements on hardly any GPU, but several layers may be views of one tensor.
+    One layer's cache holds so much on hardly any GPU, but several layers may be views of one tensor. Offsets in int32 are
+    quicker to compute.
     """
+    return "int32" if max(map(_farthest, (tensors.k_cache, tensors.v_cache))) < 2**31 else "int64"
+
+
+def _farthest(cache: torch.Tensor) -> int:
     pages, slots, _, dim = cache.shape
-    return (pages - 1) * cache.stride(0) + (slots - 1) * cache.stride(1) + dim <= 2**31
+    return (pages - 1) * cache.stride(0) + (slots - 1) * cache.stride(1) + dim - 1
 
 
 class Launcher(abc.ABC):

@@ -16,7 +16,7 @@ from .batch import MAX_TOKENS, Batch
 from .combine import combine_kernel
 from .errors import BatchError
 from .gpu import Gpu
-from .launch import LOG2_E, Launcher, Tensors, features_of, fits_int32, run_or_compile
+from .launch import LOG2_E, Launcher, Tensors, features_of, offset_dtype, run_or_compile
 from .lengths import IntArray, Lengths
 from .limits import Body, next_power_of_two
 from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, WorkList, fixed_segments, work_list
@@ -260,14 +260,13 @@ class WorkListLauncher(Launcher):
     def _compile_time(self, t: Tensors, c: KernelConstants) -> dict[str, Any]:
         """The compile-time arguments of an attention kernel, the grid's aside."""
         spec = self.spec
-        is_near = fits_int32(t.k_cache) and fits_int32(t.v_cache)
         return {
             "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "VALUE_DIM": spec.value_dim,
             "PAGE_SIZE": self.variant.page_size,
             # A longer window than any sequence compiles to int32 arithmetic all the same.
             "WINDOW": min(spec.sliding_window or 0, MAX_TOKENS), "SOFT_CAP": spec.logits_soft_cap,
             "LONG_M": c.long.block_m, "LONG_N": c.long.block_n, "SHORT_M": c.short.block_m, "SHORT_N": c.short.block_n,
-            "STAGES": c.num_stages, "LOAD": "tma" if c.tma else "int32" if is_near else "int64",
+            "STAGES": c.num_stages, "LOAD": "tma" if c.tma else offset_dtype(t),
             "LAST_MERGES": c.last_merges, "WIDEN": self._widen,
             "PDL": self.overlaps_reduction, "num_warps": c.num_warps, "num_stages": c.num_stages,
         }  # fmt: skip

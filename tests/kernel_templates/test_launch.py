@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from attention_tuner.kernel_templates.launch import (
     Launcher,
     Tensors,
     features_of,
-    fits_int32,
     make_launcher,
+    offset_dtype,
     query_start_locs,
 )
 from attention_tuner.kernel_templates.spec import AttentionSpec
@@ -113,8 +114,8 @@ def test_features_that_are_not_the_layers_are_refused(more: Any, given: dict[str
         ((2**15, 16, 8, 128), (16 * 8 * 128 * 32, 1024, 128, 1), False),
     ],
 )
-def test_offsets_in_int32_reach_two_to_the_31st(
-    shape: tuple[int, ...], stride: tuple[int, ...], fits: bool
-):
-    cache = torch.empty_strided(shape, stride, dtype=torch.bfloat16, device="meta")
-    assert fits_int32(cache) is fits
+def test_offsets_in_int32_reach_two_to_the_31st(shape: tuple[int, ...], stride: tuple[int, ...], fits: bool):
+    far = torch.empty_strided(shape, stride, dtype=torch.bfloat16, device="meta")
+    near = torch.empty_strided((2, 16, 1, 128), (2048, 128, 128, 1), dtype=torch.bfloat16, device="meta")
+    both = [replace(tensors(), k_cache=k, v_cache=v) for k, v in ((far, near), (near, far))]
+    assert [offset_dtype(each) for each in both] == ["int32" if fits else "int64"] * 2

@@ -309,8 +309,8 @@ def test_offsets_of_both_widths_give_the_same_bits(template: str, monkeypatch: p
     tensors = make_tensors(SPEC, batch, 16, "cpu", seed=0)
     launcher.plan(batch, "cpu")
     outs: list[torch.Tensor] = []
-    for is_near in (True, False):
-        monkeypatch.setattr(work_list_launch, "fits_int32", lambda _, is_near=is_near: is_near)
+    for dtype in ("int32", "int64"):
+        monkeypatch.setattr(work_list_launch, "offset_dtype", lambda _, dtype=dtype: dtype)
         launcher.run(tensors)
         outs.append(tensors.out.clone())
         tensors.out.zero_()
