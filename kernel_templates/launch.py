@@ -125,8 +125,8 @@ def _is_size(size: int, wanted: int) -> bool:
 def offset_dtype(tensors: Tensors) -> str:
     """The narrowest dtype, "int32" or "int64", that holds every offset within one head of either cache.
 
-    One layer's cache holds so much on hardly any GPU, but several layers may be views of one tensor. Offsets in int32 are
-    quicker to compute.
+    One layer's cache holds so much on hardly any GPU, but several layers may be views of one tensor. Offsets in int32
+    are quicker to compute.
     """
     return "int32" if max(map(_farthest, (tensors.k_cache, tensors.v_cache))) < 2**31 else "int64"
 
