@@ -42,8 +42,8 @@ def unified_attention(
     q, out: [num_tokens, num_q_heads, head_dim]; k, v: [num_pages, page_size, num_kv_heads, head_dim]; cu_seqlens_q:
     [num_seqs + 1] int32, where each sequence's query tokens start; seqused_k: [num_seqs] int32, its keys with them.
     window_size: (keys before the query's own, 0), -1 for no window; softcap: 0 for none. k_descale and v_descale are
-    heeded with a cache in 8 bits, and q_descale is taken with queries in 8 bits, which vLLM's function does not take:
-    [] or [num_seqs, num_kv_heads], of which the first sequence's count for all.
+    heeded with a cache in 8 bits, q_descale is needed with queries in 8 bits and refused with others: [] or
+    [num_seqs, num_kv_heads], of which the first sequence's count for all.
     Not looked at: the longest lengths, the scratch for split keys, `use_td`.
 
     The lengths are read on the host: from a GPU that waits for it, unless both are the very tensors of the call before,
