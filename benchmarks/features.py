@@ -39,6 +39,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "tree mask": {"has_tree_mask": True},
     "KV in e4m3": {"kv_dtype": "float8_e4m3fn"},
     "KV in e5m2": {"kv_dtype": "float8_e5m2"},
+    "q and KV in e4m3": {"kv_dtype": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"},
     "float16": {"dtype": "float16"},
     "float32": {"dtype": "float32"},
 }

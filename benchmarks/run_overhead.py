@@ -124,7 +124,7 @@ def run_times(text: str, repeats: int, device: str) -> dict[str, Any]:
         attention.run(t.q, t.k_cache, t.v_cache, t.block_table, t.out)
 
     def operator(_: int) -> None:
-        hybrid_attention_op(t.q, t.k_cache, t.v_cache, t.block_table, t.out, *[None] * 6, attention.handle)
+        hybrid_attention_op(t.q, t.k_cache, t.v_cache, t.block_table, t.out, *[None] * 7, attention.handle)
 
     calls: dict[str, Callable[[int], object]] = {
         "run": run, "launch": lambda _: launcher.run(t), "operator": operator, "drop-in": drop_in(t, batch),

@@ -46,6 +46,7 @@ _SPEC: dict[str, Callable[[Field], object]] = {
     "scale": lambda field: field.optional(Field.number),
     "v_head_dim": lambda field: field.optional(Field.whole),
     "has_tree_mask": Field.flag,
+    "q_dtype": Field.text,
 }
 
 

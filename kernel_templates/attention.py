@@ -161,6 +161,10 @@ def tile(
     v_head = v_cache + kv_head.to(tl.int64) * stride_v_head
     if features.k_scale is not None:
         qk_scale = qk_scale * tl.load(features.k_scale + kv_head)
+    if features.q_scale is not None:
+        qk_scale = qk_scale * tl.load(features.q_scale + kv_head)
+        # Exact, as that of keys in 8 bits is; products of the largest are summed in float32, far from its end.
+        q_tile = q_tile.to(tl.float16)
     qk_scales = (qk_scale, qk_scale)
     if features.k_scale is not None and q_tile.dtype == tl.bfloat16:
         q_tile, power = in_half(q_tile)

@@ -262,10 +262,10 @@ def minimum_traffic(spec: AttentionSpec, batch: Batch) -> tuple[int, float]:
     window = spec.sliding_window or max(batch.kv_lens)
     keys = sum(min(q + c, q + window - 1) for q, c in batch.sequences if q)
     kv_elements = keys * spec.num_kv_heads * (spec.head_dim + spec.value_dim)
-    q_elements = batch.num_tokens * spec.num_q_heads * (spec.head_dim + spec.value_dim)
+    row_bytes = spec.head_dim * spec.q_element_bytes + spec.value_dim * spec.element_bytes
     pairs = sum(_visible_pairs(q, c, window) for q, c in batch.sequences)
     flops = 2.0 * spec.num_q_heads * (spec.head_dim + spec.value_dim) * pairs
-    return kv_elements * spec.kv_element_bytes + q_elements * spec.element_bytes, flops
+    return kv_elements * spec.kv_element_bytes + batch.num_tokens * spec.num_q_heads * row_bytes, flops
 
 
 def _visible_pairs(query_len: int, context_len: int, window: int) -> int:

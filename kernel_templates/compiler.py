@@ -67,12 +67,12 @@ def compile_variant(
 
 def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch, lse: bool) -> Tensors:
     """Tensors with the dtypes, alignments and strides of real ones, and next to nothing in them."""
-    dtype, cache_dtype = getattr(torch, spec.dtype), getattr(torch, spec.cache_dtype)
+    dtype, q_dtype, cache_dtype = (getattr(torch, name) for name in (spec.dtype, spec.query_dtype, spec.cache_dtype))
     slots = 2, variant.page_size, spec.num_kv_heads
     per_head = torch.zeros(spec.num_q_heads)
     scale = torch.zeros(spec.num_kv_heads) if spec.has_fp8_cache else None
     return Tensors(
-        q=torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=dtype),
+        q=torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=q_dtype),
         k_cache=torch.zeros(*slots, spec.head_dim, dtype=cache_dtype),
         v_cache=torch.zeros(*slots, spec.value_dim, dtype=cache_dtype),
         block_table=torch.zeros(batch.num_seqs, 1, dtype=torch.int32),
@@ -81,6 +81,7 @@ def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch, lse: bool
         out=torch.empty(1, spec.num_q_heads, spec.value_dim, dtype=dtype),
         sinks=per_head if spec.has_sinks else None,
         alibi_slopes=per_head if spec.has_alibi else None,
+        q_scale=scale if spec.has_fp8_queries else None,
         k_scale=scale,
         v_scale=scale,
         tree_mask=torch.zeros(1, dtype=torch.int64) if spec.has_tree_mask else None,

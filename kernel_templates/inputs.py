@@ -33,6 +33,8 @@ from .spec import AttentionSpec
 GUARD = 16
 # Of three binary digits, as needles are, so that a scaled key is exact in every dtype.
 _K_SCALES, _V_SCALES = (0.5, 0.75, 1.25), (0.75, 1.25, 0.5)
+# The products with those of K differ between neighbours as well, and make no needle too large for e4m3.
+_Q_SCALES = (1.5, 0.75, 1.25)
 _CHUNK = 2**26
 
 
@@ -68,7 +70,9 @@ def make_tensors(
         plant_queries(spec, batch, q, features.get("tree_mask"))
         keys = needle_keys(spec, batch, page_size)
         places = _places(keys, block_table, k_cache)
-        plant_keys(spec, keys.needle_class, places, (k_cache, v_cache), features.get("k_scale"))
+        plant_keys(spec, keys.needle_class, places, (k_cache, v_cache), _needle_scale(spec, features))
+    if spec.has_fp8_queries:
+        q = _guarded(getattr(torch, spec.q_dtype), tuple(q.shape), q.device, room).copy_(q.div_(query_size(spec)))
     for cache in (k_cache, v_cache):
         cache[[0, -1]] = torch.nan
         cache[_places(_unused_slots(batch, page_size), block_table, cache)] = torch.nan
@@ -80,7 +84,7 @@ def make_tensors(
         block_table=block_table.to(device),
         query_start_loc=torch.tensor(query_start_locs(batch), dtype=torch.int32, device=device),
         kv_lens=torch.tensor(batch.kv_lens, dtype=torch.int32, device=device),
-        out=_guarded(q.dtype, (*q.shape[:2], spec.value_dim), q.device, room).fill_(torch.nan),
+        out=_guarded(getattr(torch, spec.dtype), (*q.shape[:2], spec.value_dim), q.device, room).fill_(torch.nan),
         **{name: tensor.to(device) for name, tensor in features.items()},
         **outputs,
     )
@@ -107,6 +111,8 @@ def _features(spec: AttentionSpec, batch: Batch, seed: int) -> dict[str, torch.T
     if spec.has_fp8_cache:
         turn = (draw.randrange(3) + torch.arange(spec.num_kv_heads)) % 3
         tensors |= {"k_scale": torch.tensor(_K_SCALES)[turn], "v_scale": torch.tensor(_V_SCALES)[turn]}
+        if spec.has_fp8_queries:
+            tensors["q_scale"] = query_size(spec) * torch.tensor(_Q_SCALES)[turn]
     heads = torch.arange(spec.num_q_heads)
     if spec.has_alibi:
         gentle = (1 + heads % 3 + noise) / visible
@@ -114,13 +120,20 @@ def _features(spec: AttentionSpec, batch: Batch, seed: int) -> dict[str, torch.T
         steep = 2.0 ** (-8 * (heads + 1) / spec.num_q_heads)
         tensors["alibi_slopes"] = torch.where(heads % 5 == 4, steep, gentle)
     if spec.has_sinks:
-        scores = needle_scores(spec, tensors.get("k_scale")).float().repeat_interleave(spec.group_size)
+        scores = needle_scores(spec, _needle_scale(spec, tensors)).float().repeat_interleave(spec.group_size)
         of_needles = scores + math.log(1 + min(visible / LATTICE_STEP, LATTICE_KEYS))
         tensors["sinks"] = torch.where(heads % 2 == 0, of_needles, math.log(visible) + 0.5) + 4 * noise
     if spec.has_tree_mask:
         words = [word for query_len, _ in batch.sequences for word in tree_words(query_len, draw)]
         tensors["tree_mask"] = torch.tensor(words, dtype=torch.int64)
     return tensors
+
+
+def _needle_scale(spec: AttentionSpec, features: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """What scales in 8 bits make of the products of queries of `query_size` with keys as the cache holds them."""
+    if "q_scale" in features:
+        return features["q_scale"] / query_size(spec) * features["k_scale"]
+    return features.get("k_scale")
 
 
 def _unused_slots(batch: Batch, page_size: int) -> Keys:

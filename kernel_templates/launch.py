@@ -33,10 +33,11 @@ class Tensors:
     k_cache: [num_pages, page_size, num_kv_heads, head_dim] and v_cache: the same with value_dim, any strides but the
     last, which is 1. block_table: [num_seqs, max_pages] int32, the physical page of each logical one. query_start_loc:
     [num_seqs + 1] int32, where each sequence's query tokens start. kv_lens: [num_seqs] int32, context and query tokens
-    of each sequence. What a layer has only with a feature: sinks and alibi_slopes [num_q_heads] float32; k_scale and
-    v_scale [num_kv_heads] float32, what an fp8 cache is multiplied by; tree_mask [num_tokens] int64, whose bit b says
-    whether a token sees query token b of its own sequence (of sequences of 2 to 64 query tokens). lse: [num_tokens,
-    num_q_heads] float32, where the natural log-sum-exp, the sink included, is written if given.
+    of each sequence. What a layer has only with a feature: sinks and alibi_slopes [num_q_heads] float32; q_scale,
+    k_scale and v_scale [num_kv_heads] float32, what fp8 queries and an fp8 cache are multiplied by, queries by that of
+    their KV head; tree_mask [num_tokens] int64, whose bit b says whether a token sees query token b of its own sequence
+    (of sequences of 2 to 64 query tokens). lse: [num_tokens, num_q_heads] float32, where the natural log-sum-exp, the
+    sink included, is written if given.
     """
 
     q: torch.Tensor
@@ -48,6 +49,7 @@ class Tensors:
     out: torch.Tensor
     sinks: torch.Tensor | None = None
     alibi_slopes: torch.Tensor | None = None
+    q_scale: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
     tree_mask: torch.Tensor | None = None
@@ -59,6 +61,7 @@ class Features(NamedTuple):
 
     sinks: torch.Tensor | None
     alibi_slopes: torch.Tensor | None
+    q_scale: torch.Tensor | None
     k_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
     tree_mask: torch.Tensor | None
@@ -66,7 +69,7 @@ class Features(NamedTuple):
     stride_lse: int | None
 
 
-PLAIN = Features(None, None, None, None, None, None, None)
+PLAIN = Features(None, None, None, None, None, None, None, None)
 
 
 def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
@@ -77,12 +80,13 @@ def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
     """
     t, lse, fp8 = tensors, tensors.lse, spec.has_fp8_cache
     is_plain = not (fp8 or spec.has_sinks or spec.has_alibi or spec.has_tree_mask)
-    if is_plain and t.sinks is t.alibi_slopes is t.k_scale is t.v_scale is t.tree_mask is lse is None:
+    if is_plain and t.sinks is t.alibi_slopes is t.q_scale is t.k_scale is t.v_scale is t.tree_mask is lse is None:
         return PLAIN
     q_heads, kv_heads, device = spec.num_q_heads, spec.num_kv_heads, t.q.device
     for name, tensor, is_taken, dtype, shape in (
         ("sinks", t.sinks, spec.has_sinks, torch.float32, (q_heads,)),
         ("alibi_slopes", t.alibi_slopes, spec.has_alibi, torch.float32, (q_heads,)),
+        ("q_scale", t.q_scale, spec.has_fp8_queries, torch.float32, (kv_heads,)),
         ("k_scale", t.k_scale, fp8, torch.float32, (kv_heads,)),
         ("v_scale", t.v_scale, fp8, torch.float32, (kv_heads,)),
         ("tree_mask", t.tree_mask, spec.has_tree_mask, torch.int64, (ANY,)),
@@ -95,7 +99,7 @@ def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
         if not is_taken:
             raise SpecError(f"layer {spec.key()} takes no tensor {name!r}, which is given")
         check_tensor(name, tensor, shape, dtype, device)
-    return Features(t.sinks, t.alibi_slopes, t.k_scale, t.v_scale, t.tree_mask, lse,
+    return Features(t.sinks, t.alibi_slopes, t.q_scale, t.k_scale, t.v_scale, t.tree_mask, lse,
                     None if lse is None else lse.stride(0))  # fmt: skip
 
 

@@ -118,8 +118,8 @@ def fits(bodies: Bodies, num_warps: str = "num_warps") -> tuple[Constraint, ...]
 
 
 def _has_fp8(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
-    return spec.kv_dtype != "float8_e4m3fn" or gpu.is_interpreter or gpu.capability >= (8, 9)
+    return "float8_e4m3fn" not in (spec.q_dtype, spec.kv_dtype) or gpu.is_interpreter or gpu.capability >= (8, 9)
 
 
 # Of every template: what a layer needs of a GPU.
-LAYER_CONSTRAINTS = (Constraint("a cache in float8_e4m3fn needs a GPU of capability 8.9 or higher", _has_fp8),)
+LAYER_CONSTRAINTS = (Constraint("numbers in float8_e4m3fn need a GPU of capability 8.9 or higher", _has_fp8),)

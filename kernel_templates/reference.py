@@ -111,7 +111,9 @@ def paged_attention(
         k = dequantized(gather(tensors.k_cache, pages, kv_len), tensors.k_scale, dtype)
         v = dequantized(gather(tensors.v_cache, pages, kv_len), tensors.v_scale, dtype)
         features = Features.of(spec, tensors, tokens)
-        parts.append(attention(tensors.q[tokens].to(dtype), k, v, context_len, spec.softmax_scale, features))
+        q_scale = None if tensors.q_scale is None else tensors.q_scale.repeat_interleave(spec.group_size)
+        q = dequantized(tensors.q[tokens], q_scale, dtype)
+        parts.append(attention(q, k, v, context_len, spec.softmax_scale, features))
     outs, lses = zip(*parts, strict=True)
     return torch.cat(outs), torch.cat(lses)
 
@@ -125,12 +127,12 @@ def gather(cache: torch.Tensor, pages: torch.Tensor, kv_len: int) -> torch.Tenso
     return cache[pages[:num_pages].long()].flatten(0, 1)[:kv_len]
 
 
-def dequantized(keys: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Keys or values [kv_len, num_kv_heads, dim] in `dtype`, each KV head times its scale [num_kv_heads] if given."""
+def dequantized(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Queries, keys or values [len, num_heads, dim] in `dtype`, each head times its scale [num_heads] if given."""
     if scale is None:
-        return keys.to(dtype)
+        return rows.to(dtype)
     wide = _softmax_dtype(dtype)
-    return (keys.to(wide) * scale.to(wide)[:, None]).to(dtype)
+    return (rows.to(wide) * scale.to(wide)[:, None]).to(dtype)
 
 
 def _visible_keys(rows: slice, context_len: int, features: Features) -> slice:

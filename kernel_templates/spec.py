@@ -9,9 +9,9 @@ from typing import Any
 from .errors import SpecError
 
 DTYPES = ("bfloat16", "float16", "float32")
-# What a KV cache may hold beside queries of `FP8_QUERY_DTYPES`.
+# What a KV cache may hold, and queries beside it, where products are in 16 bits.
 FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
-FP8_QUERY_DTYPES = ("bfloat16", "float16")
+HALF_DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = tuple(range(32, 257, 8))
 # Of softmax scales; models have 1/512 to 1. Beyond, float16 holds no queries that tell keys apart.
 MIN_SCALE, MAX_SCALE = 1e-6, 1e3
@@ -33,8 +33,9 @@ class AttentionSpec:
         s = -inf unless p - window < j <= p   `sliding_window`: so many keys, the query's own among them
 
     and `has_sinks` adds one more column to the softmax, of value sink_h and without a value row (gpt-oss).
-    `kv_dtype` "auto" means that of `dtype`; a cache in `FP8_DTYPES` is multiplied by a scale per KV head. `v_head_dim`
-    None means `head_dim`: one that says the same becomes the default, so that equal layers are equal.
+    `dtype` is that of the output; `q_dtype` and `kv_dtype`, those of queries and cache, are the same where they are
+    "auto". What is in `FP8_DTYPES` is multiplied by a scale per KV head; queries are only beside such a cache.
+    `v_head_dim` None means `head_dim`. What says the same as a default becomes it, so that equal layers are equal.
     `has_tree_mask`: a sequence's own query tokens see each other by a mask (speculative trees: Miao et al. 2024,
     SpecInfer), as `launch.Tensors` says. Raises `SpecError` for a layer that cannot exist, and for one that needs what
     the templates do not have, naming it.
@@ -52,10 +53,13 @@ class AttentionSpec:
     scale: float | None = None
     v_head_dim: int | None = None
     has_tree_mask: bool = False
+    q_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         if self.kv_dtype == self.dtype:
             object.__setattr__(self, "kv_dtype", "auto")
+        if self.q_dtype == self.dtype:
+            object.__setattr__(self, "q_dtype", "auto")
         if self.v_head_dim == self.head_dim:
             object.__setattr__(self, "v_head_dim", None)
         if self.num_q_heads < 1 or self.num_kv_heads < 1:
@@ -82,9 +86,13 @@ class AttentionSpec:
             return f"a value head size of {self.value_dim} {sizes}"
         if self.dtype not in DTYPES:
             return f"dtype {self.dtype!r} (supported: {', '.join(DTYPES)})"
-        accepted = ("auto", *FP8_DTYPES) if self.dtype in FP8_QUERY_DTYPES else ("auto",)
+        accepted = ("auto", *FP8_DTYPES) if self.dtype in HALF_DTYPES else ("auto",)
         if self.kv_dtype not in accepted:
             return f"a KV cache in {self.kv_dtype!r} beside {self.dtype!r} queries (supported: {', '.join(accepted)})"
+        accepted = ("auto", *FP8_DTYPES) if self.has_fp8_cache else ("auto",)
+        if self.q_dtype not in accepted:
+            return (f"queries in {self.q_dtype!r} beside a cache in {self.cache_dtype!r} "
+                    f"(supported: {', '.join(accepted)})")
         return ""
 
     @property
@@ -96,6 +104,16 @@ class AttentionSpec:
     def cache_dtype(self) -> str:
         """The dtype of K and V in the cache."""
         return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
+    def query_dtype(self) -> str:
+        """The dtype of q."""
+        return self.dtype if self.q_dtype == "auto" else self.q_dtype
+
+    @property
+    def has_fp8_queries(self) -> bool:
+        """Whether q is in 8 bits, with scales."""
+        return self.q_dtype in FP8_DTYPES
 
     @property
     def has_fp8_cache(self) -> bool:
@@ -114,8 +132,13 @@ class AttentionSpec:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element of q and of the output."""
+        """Bytes of one element of the output, and of what products multiply."""
         return _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def q_element_bytes(self) -> int:
+        """Bytes of one element of q."""
+        return _ELEMENT_BYTES[self.query_dtype]
 
     @property
     def kv_element_bytes(self) -> int:

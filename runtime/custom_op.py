@@ -17,7 +17,7 @@ from ..kernel_templates.errors import SpecError
 NAME = "attention_tuner::hybrid_attention"
 SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, "
-    "Tensor? alibi_slopes, Tensor? k_scale, Tensor? v_scale, Tensor? tree_mask, SymInt handle) -> ()"
+    "Tensor? alibi_slopes, Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, Tensor? tree_mask, SymInt handle) -> ()"
 )
 
 
@@ -47,12 +47,14 @@ def register(attention: Launchable) -> int:
 def _launch(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
     out: torch.Tensor, lse: torch.Tensor | None, sinks: torch.Tensor | None, alibi_slopes: torch.Tensor | None,
-    k_scale: torch.Tensor | None, v_scale: torch.Tensor | None, tree_mask: torch.Tensor | None, handle: int,
+    q_scale: torch.Tensor | None, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None,
+    tree_mask: torch.Tensor | None, handle: int,
 ) -> None:  # fmt: skip
     attention = _by_handle.get(handle)
     if attention is None:
         raise SpecError(f"no attention has the handle {handle}: the one that was compiled is not held any more")
-    attention.launch(q, k_cache, v_cache, block_table, out, lse, sinks, alibi_slopes, k_scale, v_scale, tree_mask)
+    features = sinks, alibi_slopes, q_scale, k_scale, v_scale, tree_mask
+    attention.launch(q, k_cache, v_cache, block_table, out, lse, *features)
 
 
 hybrid_attention_op = torch.library.custom_op(NAME, _launch, mutates_args=("out", "lse"), schema=SCHEMA)

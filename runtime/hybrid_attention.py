@@ -29,6 +29,7 @@ class FeatureTensors(TypedDict, total=False):
 
     sinks: torch.Tensor | None
     alibi_slopes: torch.Tensor | None
+    q_scale: torch.Tensor | None
     k_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
     tree_mask: torch.Tensor | None
@@ -74,7 +75,7 @@ class HybridAttention:
         self.launchers = Launchers(spec, page_size, (max_seqs, max_tokens), self.place, choose, batch_invariant)
         self._lengths = LengthBuffers(max_seqs, self.device)
         self._remembered: set[object] = set()
-        self._dtypes = getattr(torch, spec.dtype), getattr(torch, spec.cache_dtype)
+        self._dtypes = tuple(getattr(torch, name) for name in (spec.query_dtype, spec.cache_dtype, spec.dtype))
         self._eager, self._step = Step(self), None
         self.handle = register(self)
 
@@ -142,11 +143,11 @@ class HybridAttention:
         if not isinstance(q, torch.Tensor):
             raise SpecError(f"q must be a tensor, not {type(q).__name__}")
         if out is None:
-            out = q.new_empty((*q.shape[:2], self.spec.value_dim))
+            out = q.new_empty((*q.shape[:2], self.spec.value_dim), dtype=self._dtypes[2])
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
         f = features.pop
-        given = (f("sinks", None), f("alibi_slopes", None), f("k_scale", None), f("v_scale", None),
-                 f("tree_mask", None))  # fmt: skip
+        given = (f("sinks", None), f("alibi_slopes", None), f("q_scale", None), f("k_scale", None),
+                 f("v_scale", None), f("tree_mask", None))  # fmt: skip
         if features:
             raise SpecError(f"run takes no tensor {next(iter(features))!r}; it takes {', '.join(FEATURES)}")
         if torch.compiler.is_compiling():
@@ -216,10 +217,10 @@ class HybridAttention:
             signature = None
         if signature in self._remembered:
             return
-        spec, (dtype, cache_dtype) = self.spec, self._dtypes
+        spec, (q_dtype, cache_dtype, dtype) = self.spec, self._dtypes
         cache = (ANY, self.page_size, spec.num_kv_heads)
         for name, tensor, shape, wanted in (
-            ("q", q, (ANY, spec.num_q_heads, spec.head_dim), dtype),
+            ("q", q, (ANY, spec.num_q_heads, spec.head_dim), q_dtype),
             ("k_cache", k_cache, (*cache, spec.head_dim), cache_dtype),
             ("v_cache", v_cache, (*cache, spec.value_dim), cache_dtype),
             ("out", out, (ANY, spec.num_q_heads, spec.value_dim), dtype),

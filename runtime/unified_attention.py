@@ -24,7 +24,7 @@ KV_QUANT_MODES = (0, 1)
 def unified_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, cu_seqlens_q: torch.Tensor,
     max_seqlen_q: int, seqused_k: torch.Tensor, max_seqlen_k: int, softmax_scale: float, causal: bool,
-    window_size: Sequence[int], block_table: torch.Tensor, softcap: float, q_descale: None,
+    window_size: Sequence[int], block_table: torch.Tensor, softcap: float, q_descale: torch.Tensor | None,
     k_descale: torch.Tensor | None, v_descale: torch.Tensor | None,
     seq_threshold_3D: int | None = None,
     num_par_softmax_segments: int | None = None, softmax_segm_output: torch.Tensor | None = None,
@@ -42,7 +42,8 @@ def unified_attention(
     q, out: [num_tokens, num_q_heads, head_dim]; k, v: [num_pages, page_size, num_kv_heads, head_dim]; cu_seqlens_q:
     [num_seqs + 1] int32, where each sequence's query tokens start; seqused_k: [num_seqs] int32, its keys with them.
     window_size: (keys before the query's own, 0), -1 for no window; softcap: 0 for none. k_descale and v_descale are
-    heeded with a cache in 8 bits, [] or [num_seqs, num_kv_heads], of which the first sequence's count for all.
+    heeded with a cache in 8 bits, q_descale is needed with queries in 8 bits and refused with others: [] or
+    [num_seqs, num_kv_heads], of which the first sequence's count for all.
     Not looked at: the longest lengths, the scratch for split keys, `use_td`.
 
     The lengths are read on the host: from a GPU that waits for it, unless both are the very tensors of the call before,
@@ -55,7 +56,7 @@ def unified_attention(
     """
     _refuse({
         "causal": causal is not True,
-        "q_descale": q_descale is not None,
+        "q_descale": q_descale is not None and q.dtype.itemsize > 1,
         "output_scale": output_scale is not None,
         "qq_bias": qq_bias is not None,
         "mm_prefix_range": mm_prefix_range is not None,
@@ -70,18 +71,18 @@ def unified_attention(
     if not len(q):
         return
     spec = _spec(
-        q.shape[1], k.shape[2], q.shape[2], v.shape[3], q.dtype, k.dtype, window_size[0], softcap, softmax_scale,
-        sinks is not None, alibi_slopes is not None,
+        q.shape[1], k.shape[2], q.shape[2], v.shape[3], out.dtype if q.dtype.itemsize == 1 else q.dtype, k.dtype,
+        q.dtype, window_size[0], softcap, softmax_scale, sinks is not None, alibi_slopes is not None,
     )  # fmt: skip
     if attention is None:
         lengths = _shared.lengths(cu_seqlens_q, seqused_k, cu_seqlens_q_cpu, seqused_k_cpu)
         attention = _shared.planned(spec, k.shape[1], q, lengths)
     elif attention.spec != spec:
         raise SpecError(f"the given attention is of layer {attention.spec.key()}, not of {spec.key()}")
-    scales = k_descale, v_descale
-    k_scale, v_scale = (_scale(scale, spec.num_kv_heads) for scale in scales) if spec.has_fp8_cache else (None, None)
+    scales = (q_descale, k_descale, v_descale) if spec.has_fp8_cache else (None, None, None)
+    q_scale, k_scale, v_scale = (_scale(scale, spec.num_kv_heads) for scale in scales)
     attention.run(q, k, v, block_table, out, sinks=_float32(sinks), alibi_slopes=_float32(alibi_slopes),
-                  k_scale=k_scale, v_scale=v_scale)  # fmt: skip
+                  q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)  # fmt: skip
 
 
 def _refuse(asked: dict[str, bool]) -> None:
@@ -93,7 +94,7 @@ def _refuse(asked: dict[str, bool]) -> None:
 @functools.lru_cache(maxsize=1024)
 def _spec(
     num_q_heads: int, num_kv_heads: int, head_dim: int, v_head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype,
-    window: int, softcap: float, scale: float, has_sinks: bool, has_alibi: bool,
+    q_dtype: torch.dtype, window: int, softcap: float, scale: float, has_sinks: bool, has_alibi: bool,
 ) -> AttentionSpec:  # fmt: skip
     return AttentionSpec(
         num_q_heads, num_kv_heads, head_dim, str(dtype).removeprefix("torch."), str(kv_dtype).removeprefix("torch."),
@@ -104,6 +105,7 @@ def _spec(
         # That of every tuned layer, though it may have been computed in another way.
         scale=None if math.isclose(scale, head_dim**-0.5, rel_tol=1e-6) else scale,
         v_head_dim=v_head_dim,
+        q_dtype=str(q_dtype).removeprefix("torch."),
     )  # fmt: skip
 
 

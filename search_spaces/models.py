@@ -52,21 +52,22 @@ _OTHER_KINDS = {
 
 
 def model_specs(
-    name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None
+    name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None, q_dtype: str | None = None
 ) -> tuple[AttentionSpec, ...]:
     """The distinct attention layers of a model, as `model_layers` gives them by kind, and raising as it does."""
-    return tuple(model_layers(name_or_path, tp, dtype, kv_dtype).values())
+    return tuple(model_layers(name_or_path, tp, dtype, kv_dtype, q_dtype).values())
 
 
 def model_layers(
-    name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None
+    name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None, q_dtype: str | None = None
 ) -> dict[str, AttentionSpec]:
     """The attention layers of a model on each of `tp` GPUs, by kind, in the order in which the kinds first occur.
 
     A kind is "full_attention" or "sliding_attention". `name_or_path` is a preset, a `config.json` or the folder of
-    one; `dtype` replaces the model's own, `kv_dtype` is what the cache holds, if another. Raises `ModelError` for a
-    model that is unknown, lacks a field or has no attention layer, and `SpecError` for one that needs a feature that is
-    not supported or whose heads cannot be divided among `tp` GPUs; both name the model.
+    one; `dtype` replaces the model's own, `kv_dtype` is what the cache holds and `q_dtype` what queries are in, if
+    another. Raises `ModelError` for a model that is unknown, lacks a field or has no attention layer, and `SpecError`
+    for one that needs a feature that is not supported or whose heads cannot be divided among `tp` GPUs; both name the
+    model.
     """
     config = load_config(name_or_path)
     try:
@@ -74,7 +75,7 @@ def model_layers(
         kinds = dict.fromkeys(_layer_kinds(config))
         if not kinds:
             raise ModelError("it has no attention layer: all its layers keep a state of fixed size")
-        return {kind: _spec(_of_kind(config, kind), kind, tp, dtype, kv_dtype) for kind in kinds}
+        return {kind: _spec(_of_kind(config, kind), kind, tp, dtype, kv_dtype, q_dtype) for kind in kinds}
     except InputError as error:
         raise type(error)(f"model {name_or_path!r}: {error}") from error
 
@@ -145,7 +146,9 @@ def _of_kind(config: JsonObject, kind: str) -> JsonObject:
     return config | own
 
 
-def _spec(config: JsonObject, kind: str, tp: int, dtype: str | None, kv_dtype: str | None) -> AttentionSpec:
+def _spec(
+    config: JsonObject, kind: str, tp: int, dtype: str | None, kv_dtype: str | None, q_dtype: str | None
+) -> AttentionSpec:
     heads = integer(config, "num_attention_heads")
     kv_heads = integer(config, "num_key_value_heads", default=heads)
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
@@ -158,6 +161,7 @@ def _spec(config: JsonObject, kind: str, tp: int, dtype: str | None, kv_dtype: s
         head_dim,
         dtype=dtype or str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"),
         kv_dtype=kv_dtype or "auto",
+        q_dtype=q_dtype or "auto",
         sliding_window=integer(config, "sliding_window") if kind == SLIDING else None,
         logits_soft_cap=number(config, "attn_logit_softcapping"),
         has_sinks=bool(config.get("has_sinks")),

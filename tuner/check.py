@@ -53,7 +53,7 @@ class Checker:
         self.batch = batch
         self.device = torch.device(device)
         self.tensors = tensors or make_tensors(spec, batch, page_size, device, seed, packed, lse=lse)
-        dtype = self.tensors.q.dtype
+        dtype = self.tensors.out.dtype
         _, flops = minimum_traffic(spec, batch)
         is_wide = dtype == torch.float32 or flops <= FLOAT64_FLOPS
         self.oracle_dtype = torch.float64 if is_wide else torch.float32

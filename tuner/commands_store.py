@@ -16,6 +16,7 @@ def show(
     tp: options.Tp = 1,
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
+    q_dtype: options.QDtype = None,
     spec: options.Spec = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
     failures: Annotated[bool, typer.Option("--failures", help="Also why trials failed, with counts.")] = False,
@@ -33,7 +34,7 @@ def show(
     from ..db import Store, default_path
     from . import documents, report
 
-    wanted = request.layers(model, tp, dtype, spec, kv_dtype) if model or spec else None
+    wanted = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype) if model or spec else None
     with Store.open(default_path() if db is None else db, create=False) as store:
         configs = request.stored(store.best_configs(), wanted, gpu)
         counts = store.trial_counts()
@@ -56,6 +57,7 @@ def lookup(
     tp: options.Tp = 1,
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
+    q_dtype: options.QDtype = None,
     spec: options.Spec = None,
     batch: options.Batches = None,
     suite: options.Suite = None,
@@ -87,7 +89,7 @@ def lookup(
     from . import documents, report
 
     chain = request.chain(worst, like or ())
-    specs = request.layers(model, tp, dtype, spec, kv_dtype)
+    specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype)
     asked = request.batches(batch or (), suite)
     if not asked:
         raise InputError("lookup needs a batch, such as --batch 1x512@16384,63x1@32768, or a --suite")

@@ -32,6 +32,7 @@ def verify(
     tp: options.Tp = 1,
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
+    q_dtype: options.QDtype = None,
     spec: options.Spec = None,
     gpu: options.GpuName = None,
     every: Annotated[bool, typer.Option(
@@ -68,7 +69,7 @@ def verify(
     from .verify import UNDECIDED
 
     begun = time.monotonic()
-    specs = request.layers(model, tp, dtype, spec, kv_dtype) if model or spec else None
+    specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype) if model or spec else None
     if trials is not None and not retune:
         raise InputError("--trials goes with --retune only: without it nothing is searched")
     on = request.runnable(gpu)

@@ -50,8 +50,10 @@ def make_checker(spec: AttentionSpec, page_size: int, case: Case, device: str) -
         tensors = make_tensors(spec, case.batch, page_size, device, case.seed, case.packed, guard=case.guard,
                                shared_prefix=case.shared_prefix, lse=case.lse)
         if case.large_logits:
-            room = MAX_QUERY / float(tensors.q.abs().max())
-            tensors.q.mul_(2.0 ** math.floor(math.log2(min(LOGIT_FACTOR, room))))
+            # Of queries in 8 bits, which hold no number as large, the scale grows.
+            factor = tensors.q if tensors.q_scale is None else tensors.q_scale
+            largest = float(tensors.q.float().abs().max()) * (1.0 if tensors.q_scale is None else float(factor.max()))
+            factor.mul_(2.0 ** math.floor(math.log2(min(LOGIT_FACTOR, MAX_QUERY / largest))))
         return Checker(spec, case.batch, page_size, device, case.seed, case.packed, tensors=tensors)
     except torch.OutOfMemoryError:
         if not case.needs_gpu:

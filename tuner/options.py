@@ -69,6 +69,9 @@ Dtype = Annotated[str | None, typer.Option(
 KvDtype = Annotated[str | None, typer.Option(
     "--kv-dtype", metavar="|".join(KV_DTYPES), help="What the KV cache of a model holds.",
     show_default="auto, which is the dtype")]
+QDtype = Annotated[str | None, typer.Option(
+    "--q-dtype", metavar="|".join(KV_DTYPES), help="What the queries are in, beside a cache in 8 bits.",
+    show_default="auto, which is the dtype")]
 Batches = Annotated[list[str] | None, typer.Option(
     "--batch", metavar="COUNTxQUERY@CONTEXT,...",
     help="Sequences of one launch, such as 1x512@16384,63x1@32768. Can be repeated.")]

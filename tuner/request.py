@@ -23,33 +23,38 @@ if TYPE_CHECKING:
 INTERPRETER_WORD = "interpreter"
 DEFAULT_PAGE_SIZE = 16
 DEFAULT_SUITE = "serving"
-# What `--kv-dtype` takes; "auto" is the layer's own.
+# What `--kv-dtype` and `--q-dtype` take; "auto" is the layer's own.
 KV_DTYPES = ("auto", *FP8_DTYPES)
 
 
 def layers(
-    model: str | None, tp: int, dtype: str | None, spec: str | None = None, kv_dtype: str | None = None
+    model: str | None, tp: int, dtype: str | None, spec: str | None = None, kv_dtype: str | None = None,
+    q_dtype: str | None = None,
 ) -> tuple[AttentionSpec, ...]:
     """The distinct attention layers of `model` on one of `tp` GPUs, or the one that `spec` names.
 
-    Raises `ModelError` or `SpecError`, and `InputError` unless exactly one of the two is given, and for `tp`, `dtype`
-    or `kv_dtype` beside `spec`.
+    Raises `ModelError` or `SpecError`, and `InputError` unless exactly one of the two is given, and for `tp`, `dtype`,
+    `kv_dtype` or `q_dtype` beside `spec`.
     """
     if (model is None) == (spec is None):
         given = "neither was given" if model is None else "both were given"
         raise InputError(f"a layer is named by either --model or --spec, and {given}; try --model llama-3-8b")
     if spec is not None:
-        if tp != 1 or dtype is not None or kv_dtype is not None:
-            option = f"--tp {tp}" if tp != 1 else f"--kv-dtype {kv_dtype}" if dtype is None else f"--dtype {dtype}"
-            raise InputError(f"{option} does not go with --spec, which names a layer as one GPU has it, dtypes and all")
+        of_models = {"tp": None if tp == 1 else tp, "dtype": dtype, "kv-dtype": kv_dtype, "q-dtype": q_dtype}
+        for name, value in of_models.items():
+            if value is not None:
+                raise InputError(f"--{name} {value} does not go with --spec, which names a layer as one GPU has it, "
+                                 "dtypes and all")
         return (AttentionSpec.parse(spec),)
     assert model is not None
-    for option, value, accepted in (("--dtype", dtype, DTYPES), ("--kv-dtype", kv_dtype, KV_DTYPES)):
+    for option, value, accepted in (
+        ("--dtype", dtype, DTYPES), ("--kv-dtype", kv_dtype, KV_DTYPES), ("--q-dtype", q_dtype, KV_DTYPES),
+    ):  # fmt: skip
         if value is not None and value not in accepted:
             raise SpecError(f"{option} {value!r} is not supported; accepted are {', '.join(accepted)}")
     from ..search_spaces.models import model_specs
 
-    return model_specs(model, tp, dtype, kv_dtype)
+    return model_specs(model, tp, dtype, kv_dtype, q_dtype)
 
 
 def layer_counts(model: str | None, specs: Sequence[AttentionSpec]) -> dict[AttentionSpec, int]:

@@ -32,7 +32,7 @@ Make = Callable[..., BestConfig]
 def configs(make_config: Make) -> list[BestConfig]:
     """Two GPUs, two environments, two layers, every verdict."""
     first = make_config()
-    small = AttentionSpec(8, 8, 64, "float16", scale=0.3)
+    small = AttentionSpec(8, 8, 64, "float16", "float8_e5m2", scale=0.3, q_dtype="float8_e4m3fn")
     return [
         first,
         make_config("64x1@4096", verdict=Verdict.TIE, full_check=False),

@@ -26,7 +26,8 @@ NAME = ("head_size=128,num_q_heads=32,num_kv_heads=8,page_size=16,device_name=NV
 def configs(make_config: Make) -> list[BestConfig]:
     """Two of one bucket, a stale environment, another page size, and another layer on another GPU."""
     first = make_config(HYBRID)
-    gpt = AttentionSpec(64, 8, 64, sliding_window=128, has_sinks=True, kv_dtype="float8_e4m3fn")
+    gpt = AttentionSpec(64, 8, 64, sliding_window=128, has_sinks=True, kv_dtype="float8_e4m3fn",
+                        q_dtype="float8_e5m2")
     return [
         first,
         make_config(LIKE_IT, first.variant.replace(waves=4), full_check=False),
@@ -47,7 +48,7 @@ def test_files_are_called_as_vllm_calls_its_own(tmp_path: Path, configs: list[Be
     assert NAME in [file.name for file in write_folder(configs, tmp_path)]
     assert file_name(configs[4].shape.spec, 16, configs[4].gpu) == (
         "head_size=64,num_q_heads=64,num_kv_heads=8,page_size=16,device_name=NVIDIA_H100,dtype=bfloat16,"
-        "kv_dtype=float8_e4m3fn,sliding_window=128,has_sinks=True.json")
+        "kv_dtype=float8_e4m3fn,sliding_window=128,has_sinks=True,q_dtype=float8_e5m2.json")
 
 
 def test_whole_numbers_lead_to_the_best_config_of_a_bucket(tmp_path: Path, configs: list[BestConfig]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -34,11 +35,16 @@ FEATURES = st.fixed_dictionaries({
     "v_head_dim": st.sampled_from((None, None, 32, 40, 64)),
 })  # fmt: skip
 HEADS = st.sampled_from(((4, 2, 64), (4, 2, 32), (6, 2, 40), (4, 4, 56), (17, 1, 32)))
-DTYPES = st.sampled_from((("float16", "auto"), ("float16", "float8_e4m3fn"), ("bfloat16", "auto"),
-                          ("bfloat16", "float8_e5m2"), ("float32", "auto")))  # fmt: skip
+# Of the output, the cache and the queries.
+DTYPES = st.sampled_from((
+    ("float16", "auto", "auto"), ("float16", "float8_e4m3fn", "auto"), ("bfloat16", "auto", "auto"),
+    ("bfloat16", "float8_e5m2", "auto"), ("float32", "auto", "auto"), ("float16", "float8_e4m3fn", "float8_e5m2"),
+    ("bfloat16", "float8_e4m3fn", "float8_e4m3fn"),
+))  # fmt: skip
 SPECS = st.builds(
-    lambda heads, dtypes, features: AttentionSpec(*heads, *dtypes, **features), HEADS, DTYPES, FEATURES
-)
+    lambda heads, dtypes, features: AttentionSpec(*heads, *dtypes[:2], **features, q_dtype=dtypes[2]),
+    HEADS, DTYPES, FEATURES,
+)  # fmt: skip
 SEQUENCES = st.one_of(
     st.tuples(st.integers(0, 8), st.integers(0, 90)),
     st.tuples(st.integers(9, 20), st.integers(0, 60)),
@@ -105,9 +111,11 @@ def test_any_combination_is_right(spec: AttentionSpec, batch: Batch, variant: Va
     check(variant, spec, batch, seed)
 
 
+@pytest.mark.parametrize("q_dtype", ["auto", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("template", ["unified", "fused", "persistent", "two_launch"])
-def test_all_features_at_once(template: str):
-    spec = AttentionSpec(8, 2, 40, "bfloat16", "float8_e4m3fn", 37, 20.0, True, True, v_head_dim=32, has_tree_mask=True)
+def test_all_features_at_once(template: str, q_dtype: str):
+    spec = AttentionSpec(8, 2, 40, "bfloat16", "float8_e4m3fn", 37, 20.0, True, True, v_head_dim=32, has_tree_mask=True,
+                         q_dtype=q_dtype)
     variant = variant_of(template, 48)
     if template == "unified":
         variant = Variant.of("unified", 48, SHARED | {"block_m": 16, "block_n": 16, "num_segments": 4})
@@ -213,6 +221,34 @@ def test_scores_that_float32_holds_to_the_next_8_overflow_no_probability(unmaske
         assert torch.allclose(tensors.out.double(), oracle, atol=5e-3)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("q_dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "features", [{}, {"sliding_window": 23}, {"has_sinks": True}, {"logits_soft_cap": 20.0}], ids=str
+)
+def test_queries_in_8_bits(features: dict[str, Any], q_dtype: str, dtype: str):
+    spec = AttentionSpec(8, 2, 32, dtype, "float8_e5m2", **features, q_dtype=q_dtype)
+    for waves in (0, 4):
+        check(variant_of("fused", 16, block_n=16, waves=waves), spec, Batch.parse("1x12@70,2x1@130,1x0@9"))
+
+
+@pytest.mark.parametrize("soft_cap", [None, 30.0])
+@pytest.mark.parametrize("q_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_products_of_the_largest_numbers_in_8_bits_overflow_nothing(q_dtype: str, soft_cap: float | None):
+    spec = AttentionSpec(4, 2, 256, kv_dtype="float8_e5m2", logits_soft_cap=soft_cap, q_dtype=q_dtype)
+    batch = Batch.parse("1x9@60,1x1@40")
+    tensors = make_tensors(spec, batch, 16, "cpu", 0)
+    assert tensors.q_scale is not None
+    # All elements are the largest there are, of either sign; the scales make scores of some tens of their products.
+    largest = [torch.finfo(t.dtype).max for t in (tensors.q, tensors.k_cache)]
+    for tensor, size in zip((tensors.q, tensors.k_cache), largest, strict=True):
+        tensor.copy_(size * tensor.float().nan_to_num().sign())
+    tensors.q_scale.div_(largest[0] * largest[1])
+    oracle, _ = paged_attention(tensors, batch, spec, torch.float64)
+    assert bool(oracle.isfinite().all())
+    check(variant_of("fused", 16, block_n=16), spec, batch, tensors=tensors)
+
+
 @pytest.mark.parametrize("soft_cap", [None, 30.0])
 @pytest.mark.parametrize("row", [torch.inf, torch.nan, 1e30])
 def test_no_row_makes_another_of_its_tile_wrong(row: float, soft_cap: float | None):
@@ -284,7 +320,7 @@ def test_a_batch_may_have_sequences_without_query_tokens():
 
 @pytest.mark.parametrize(("field", "values"), [
     ("sinks", {"has_sinks": True}), ("alibi_slopes", {"has_alibi": True}), ("tree_mask", {"has_tree_mask": True}),
-    ("v_scale", {"kv_dtype": "float8_e5m2"}),
+    ("v_scale", {"kv_dtype": "float8_e5m2"}), ("q_scale", {"kv_dtype": "float8_e5m2", "q_dtype": "float8_e5m2"}),
 ])  # fmt: skip
 def test_a_tensor_that_the_layer_needs_and_lacks_is_named(field: str, values: dict[str, bool | str]):
     spec, batch = AttentionSpec(4, 2, 32, **values), Batch.parse("1x1@9")  # pyright: ignore
@@ -312,6 +348,8 @@ GPU_LAYERS = [
     AttentionSpec(64, 8, 64, kv_dtype="float8_e4m3fn", has_sinks=True),
     AttentionSpec(64, 8, 64, "float16", has_sinks=True),
     AttentionSpec(8, 8, 80, "float16", kv_dtype="float8_e5m2", has_alibi=True),
+    AttentionSpec(32, 8, 128, kv_dtype="float8_e4m3fn", q_dtype="float8_e4m3fn"),
+    AttentionSpec(64, 8, 64, "float16", "float8_e5m2", 128, has_sinks=True, q_dtype="float8_e5m2"),
     AttentionSpec(16, 16, 192, v_head_dim=128, has_tree_mask=True),
     AttentionSpec(71, 1, 96, has_sinks=True, has_alibi=True, has_tree_mask=True, sliding_window=1000),
     AttentionSpec(128, 1, 64, logits_soft_cap=30.0),

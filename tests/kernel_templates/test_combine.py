@@ -33,7 +33,7 @@ def test_segments_merge_to_the_softmax_over_all_of_them(
     weights = torch.exp2(scores - maxima[..., None])
     partial_out = weights @ values
     lse = torch.full((tokens, heads * GROUP), torch.nan)
-    features = Features(*[None] * 5, lse=lse, stride_lse=heads * GROUP)
+    features = Features(*[None] * 6, lse=lse, stride_lse=heads * GROUP)
     flat = (heads, num_segments * rows)
     out = torch.full((tokens, heads * GROUP, value_dim), torch.nan, dtype=torch.float16)
     rows_per_entry = 4

@@ -62,6 +62,9 @@ LAYERS = [
     *((name, AttentionSpec(8, 8, 128, "float16", "float8_e4m3fn", has_sinks=True), fused("tma"))
       for name in ("sm_90", "sm_100")),
     ("sm_89", AttentionSpec(32, 8, 128, kv_dtype="float8_e4m3fn", sliding_window=100), unified(16, 32)),
+    *((name, dataclasses.replace(RICH, q_dtype=q_dtype), unified(64, 64))
+      for name, q_dtype in (("sm_80", "float8_e5m2"), ("sm_89", "float8_e4m3fn"), ("sm_90", "float8_e4m3fn"))),
+    ("sm_90", AttentionSpec(32, 8, 128, kv_dtype="float8_e4m3fn", q_dtype="float8_e4m3fn"), fused("tma")),
     ("sm_90", AttentionSpec(8, 8, 128, "float32"), unified(16, 16)),
     ("sm_89", AttentionSpec(8, 8, 256, "float32", logits_soft_cap=30.0), unified(16, 16, 8)),
 ]  # fmt: skip

@@ -56,7 +56,8 @@ def test_a_batch_of_one_kind_has_one_schedule_and_weight():
 
 @pytest.mark.parametrize("values", [
     {"sliding_window": 9}, {"logits_soft_cap": 9.0}, {"has_sinks": True}, {"has_alibi": True}, {"has_tree_mask": True},
-    {"kv_dtype": "float8_e5m2"}, {"dtype": "float32"}, {"head_dim": 96}, {"v_head_dim": 64},
+    {"kv_dtype": "float8_e5m2"}, {"kv_dtype": "float8_e5m2", "q_dtype": "float8_e5m2"}, {"dtype": "float32"},
+    {"head_dim": 96}, {"v_head_dim": 64},
 ], ids=str)  # fmt: skip
 def test_a_layer_with_what_it_lacks_is_refused_by_name(values: dict[str, Value]):
     spec = dataclasses.replace(SPEC, **values)  # pyright: ignore

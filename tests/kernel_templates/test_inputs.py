@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.inputs import GUARD, make_tensors, tree_words
-from attention_tuner.kernel_templates.needles import NEEDLE_SCORE
+from attention_tuner.kernel_templates.needles import NEEDLE_SCORE, query_size
 from attention_tuner.kernel_templates.reference import gather, paged_attention
-from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.spec import MAX_SCALE, MIN_SCALE, AttentionSpec
 
 SPEC = AttentionSpec(4, 2, 64)
 BATCH = Batch.parse("1x12@200,2x1@95,1x3@0")
@@ -91,6 +92,27 @@ def test_a_cache_in_8_bits_has_its_nan_and_scales_that_differ_between_neighbours
         assert bool((torch.maximum(ratios, 1 / ratios) >= 1.5).all())
 
 
+@pytest.mark.parametrize("q_dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("scale", [None, MIN_SCALE, MAX_SCALE])
+def test_queries_in_8_bits_have_numbers_and_scales_of_every_size(q_dtype: str, scale: float | None) -> None:
+    spec = AttentionSpec(8, 4, 64, "float16", "float8_e4m3fn", scale=scale, q_dtype=q_dtype)
+    tensors = make_tensors(spec, BATCH, 16, "cpu", seed=0)
+    assert (tensors.q.dtype, tensors.out.dtype) == (getattr(torch, q_dtype), torch.float16)
+    q = tensors.q.float()
+    assert 0.5 < q.std() < 4
+    assert bool(q.isfinite().all())
+    assert tensors.q_scale is not None
+    assert (tensors.q_scale.shape, tensors.q_scale.dtype) == ((4,), torch.float32)
+    ratios = tensors.q_scale[1:] / tensors.q_scale[:-1]
+    assert bool((torch.maximum(ratios, 1 / ratios) > 1.1).all())
+    assert bool((tensors.q_scale != query_size(spec)).all())
+    # Whatever the dtype of q, the rest is the same.
+    plain = make_tensors(dataclasses.replace(spec, q_dtype="auto"), BATCH, 16, "cpu", seed=0)
+    assert torch.equal(tensors.v_cache.float().nan_to_num(), plain.v_cache.float().nan_to_num())
+    assert tensors.k_scale is not None
+    assert torch.equal(tensors.k_scale, plain.k_scale)  # pyright: ignore
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_values_may_be_shorter_than_keys(packed: bool) -> None:
     tensors = make_tensors(AttentionSpec(4, 2, 96, v_head_dim=64), BATCH, 16, "cpu", seed=0, packed=packed)
@@ -102,7 +124,7 @@ def test_values_may_be_shorter_than_keys(packed: bool) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kv_dtype", ["auto", "float8_e4m3fn"])
 def test_a_guard_of_nan_follows_each_row(kv_dtype: str, packed: bool) -> None:
-    spec = AttentionSpec(4, 2, 80, kv_dtype=kv_dtype)
+    spec = AttentionSpec(4, 2, 80, kv_dtype=kv_dtype, q_dtype=kv_dtype)
     guarded = make_tensors(spec, BATCH, 16, "cpu", 0, packed, guard=True)
     for tensor in (guarded.q, guarded.k_cache, guarded.v_cache, guarded.out):
         is_first_half = packed and tensor is guarded.k_cache
@@ -110,7 +132,7 @@ def test_a_guard_of_nan_follows_each_row(kv_dtype: str, packed: bool) -> None:
                                  tensor.storage_offset() + 80 * (2 if is_first_half else 1))
         assert bool(after.float().isnan().all())
         assert all(stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:-1])
-    assert bool(guarded.q.isfinite().all())
+    assert bool(guarded.q.float().isfinite().all())
 
 
 def test_a_shared_prefix_is_the_same_pages() -> None:
@@ -136,14 +158,16 @@ def test_the_keys_of_a_sequence_without_query_tokens_are_nan() -> None:
 
 def test_what_a_feature_needs_is_there_with_it_alone() -> None:
     plain = make_tensors(SPEC, BATCH, 16, "cpu", seed=0)
-    names = ("sinks", "alibi_slopes", "k_scale", "v_scale", "tree_mask", "lse")
+    names = ("sinks", "alibi_slopes", "q_scale", "k_scale", "v_scale", "tree_mask", "lse")
     assert all(getattr(plain, name) is None for name in names)
-    spec = AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2", has_sinks=True, has_alibi=True, has_tree_mask=True)
+    spec = AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2", has_sinks=True, has_alibi=True, has_tree_mask=True,
+                         q_dtype="float8_e4m3fn")
     tensors = make_tensors(spec, BATCH, 16, "cpu", seed=0, lse=True)
     found = {name: getattr(tensors, name) for name in names}
     assert {name: (tuple(x.shape), x.dtype) for name, x in found.items()} == {
         "sinks": ((4,), torch.float32),
         "alibi_slopes": ((4,), torch.float32),
+        "q_scale": ((2,), torch.float32),
         "k_scale": ((2,), torch.float32),
         "v_scale": ((2,), torch.float32),
         "tree_mask": ((17,), torch.int64),

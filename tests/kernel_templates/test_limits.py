@@ -1,3 +1,5 @@
+import dataclasses
+
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.limits import (
     LAYER_CONSTRAINTS,
@@ -79,4 +81,7 @@ def test_e4m3_needs_a_gpu_that_has_it():
         for name, gpu in {**TARGETS, "interpreter": INTERPRETER}.items()
     }
     assert [name for name, holds in found.items() if not holds] == ["sm_80"]
-    assert constraint.holds(variant(4, 3), AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2"), TARGETS["sm_80"])
+    e5m2 = AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2")
+    assert constraint.holds(variant(4, 3), e5m2, TARGETS["sm_80"])
+    assert constraint.holds(variant(4, 3), dataclasses.replace(e5m2, q_dtype="float8_e5m2"), TARGETS["sm_80"])
+    assert not constraint.holds(variant(4, 3), dataclasses.replace(e5m2, q_dtype="float8_e4m3fn"), TARGETS["sm_80"])

@@ -38,7 +38,8 @@ BATCH = Batch.parse("1x12@200,2x1@95,1x3@0")
 
 def scores_of(tensors: Tensors, spec: AttentionSpec, batch: Batch, sequence: int) -> torch.Tensor:
     """Scaled products of every query, masked and capped by nothing: [num_q_heads, query_len, kv_len]."""
-    q = tensors.q[slice(*query_start_locs(batch)[sequence : sequence + 2])].double()
+    q_scale = None if tensors.q_scale is None else tensors.q_scale.repeat_interleave(spec.group_size)
+    q = dequantized(tensors.q[slice(*query_start_locs(batch)[sequence : sequence + 2])], q_scale, torch.float64)
     k = gather(tensors.k_cache, tensors.block_table[sequence], batch.kv_lens[sequence])
     k = dequantized(k, tensors.k_scale, torch.float64).repeat_interleave(spec.group_size, dim=1)
     return torch.einsum("ihd,jhd->hij", q, k) * spec.softmax_scale
@@ -49,7 +50,12 @@ def scores_of(tensors: Tensors, spec: AttentionSpec, batch: Batch, sequence: int
                                   AttentionSpec(4, 2, 256, "float16", scale=MAX_SCALE), AttentionSpec(4, 2, 80),
                                   AttentionSpec(4, 1, 40, "float32"),
                                   AttentionSpec(4, 1, 64, kv_dtype="float8_e5m2"),
-                                  AttentionSpec(4, 1, 96, "float16", "float8_e4m3fn", scale=MIN_SCALE)])
+                                  AttentionSpec(4, 1, 96, "float16", "float8_e4m3fn", scale=MIN_SCALE),
+                                  AttentionSpec(4, 1, 64, kv_dtype="float8_e4m3fn", q_dtype="float8_e5m2"),
+                                  AttentionSpec(4, 1, 32, "float16", "float8_e4m3fn", scale=MIN_SCALE,
+                                                q_dtype="float8_e4m3fn"),
+                                  AttentionSpec(4, 1, 256, kv_dtype="float8_e5m2", scale=MAX_SCALE,
+                                                q_dtype="float8_e4m3fn")])
 def test_a_query_attends_to_its_needles_alone_and_equally(spec: AttentionSpec) -> None:
     tensors = make_tensors(spec, BATCH, 16, "cpu", seed=0)
     scores = scores_of(tensors, spec, BATCH, 0)

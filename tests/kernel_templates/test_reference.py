@@ -268,6 +268,19 @@ def test_a_cache_in_8_bits_is_scaled_by_kv_head(kv_dtype: str) -> None:
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("q_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_queries_in_8_bits_are_scaled_by_the_kv_head_of_their_group(q_dtype: str) -> None:
+    spec = AttentionSpec(6, 3, 64, kv_dtype="float8_e5m2", q_dtype=q_dtype)
+    batch = Batch.parse("1x5@60,2x1@47")
+    tensors = make_tensors(spec, batch, 16, "cpu", seed=3)
+    assert tensors.q_scale is not None
+    scales = tensors.q_scale.double()[[0, 0, 1, 1, 2, 2], None]
+    wide: Tensors = dataclasses.replace(tensors, q=tensors.q.double() * scales, q_scale=None)
+    plain = dataclasses.replace(spec, q_dtype="auto")
+    found, expected = (paged_attention(t, batch, s, torch.float64) for t, s in ((tensors, spec), (wide, plain)))
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
 def test_dequantizing_rounds_once() -> None:
     keys = torch.tensor([[[1.125], [-3.0]]]).to(torch.float8_e4m3fn)
     scale = torch.tensor([1.0039, 0.3337])

@@ -10,7 +10,7 @@ from attention_tuner.kernel_templates.errors import SpecError
 from attention_tuner.kernel_templates.spec import (
     DTYPES,
     FP8_DTYPES,
-    FP8_QUERY_DTYPES,
+    HALF_DTYPES,
     HEAD_DIMS,
     MAX_FLOAT32_SOFT_CAP,
     MAX_SOFT_CAP,
@@ -19,11 +19,12 @@ from attention_tuner.kernel_templates.spec import (
 )
 
 CACHES = st.sampled_from(
-    [(dtype, "auto") for dtype in DTYPES] + [(dtype, kv) for dtype in FP8_QUERY_DTYPES for kv in FP8_DTYPES]
+    [(dtype, "auto", "auto") for dtype in DTYPES]
+    + [(dtype, kv, q) for dtype in HALF_DTYPES for kv in FP8_DTYPES for q in ("auto", *FP8_DTYPES)]
 )
 SPECS = st.builds(
     lambda kv, group, dim, dtypes, logits_soft_cap, **features: AttentionSpec(
-        kv * group, kv, dim, *dtypes, logits_soft_cap=logits_soft_cap and min(
+        kv * group, kv, dim, *dtypes[:2], q_dtype=dtypes[2], logits_soft_cap=logits_soft_cap and min(
             logits_soft_cap, MAX_FLOAT32_SOFT_CAP if dtypes[0] == "float32" else MAX_SOFT_CAP), **features),
     st.integers(1, 16), st.integers(1, 128), st.sampled_from(HEAD_DIMS), CACHES,
     scale=st.none() | st.floats(1e-3, 1e3),
@@ -47,10 +48,11 @@ def test_one_key_is_one_layer(a: AttentionSpec, b: AttentionSpec):
 
 def test_a_key_leaves_out_what_is_at_its_default():
     assert AttentionSpec(**VALUES).key() == "num_q_heads=32,num_kv_heads=8,head_dim=128,dtype=bfloat16"
-    spec = AttentionSpec(8, 2, 192, "float16", "float8_e5m2", 128, 50.0, True, True, 0.5, 128, True)
+    spec = AttentionSpec(8, 2, 192, "float16", "float8_e5m2", 128, 50.0, True, True, 0.5, 128, True, "float8_e4m3fn")
     assert spec.key() == (
         "num_q_heads=8,num_kv_heads=2,head_dim=192,dtype=float16,kv_dtype=float8_e5m2,sliding_window=128,"
-        "logits_soft_cap=50.0,has_sinks=True,has_alibi=True,scale=0.5,v_head_dim=128,has_tree_mask=True"
+        "logits_soft_cap=50.0,has_sinks=True,has_alibi=True,scale=0.5,v_head_dim=128,has_tree_mask=True,"
+        "q_dtype=float8_e4m3fn"
     )
 
 
@@ -68,6 +70,10 @@ def test_a_key_leaves_out_what_is_at_its_default():
         ({"kv_dtype": "fp8_e4m3"}, "'fp8_e4m3'"),
         ({"kv_dtype": "float16"}, "'float16' beside 'bfloat16'"),
         ({"dtype": "float32", "kv_dtype": "float8_e4m3fn"}, "'float8_e4m3fn' beside 'float32'"),
+        ({"q_dtype": "fp8"}, "queries in 'fp8' beside a cache in 'bfloat16'"),
+        ({"q_dtype": "float8_e4m3fn"}, "queries in 'float8_e4m3fn' beside a cache in 'bfloat16' .supported: auto"),
+        ({"q_dtype": "float16", "kv_dtype": "float8_e5m2"}, "'float16' beside a cache in 'float8_e5m2'"),
+        ({"dtype": "float32", "q_dtype": "float8_e5m2"}, "'float8_e5m2' beside a cache in 'float32'"),
         ({"sliding_window": 0}, "sliding window must be at least 1, not 0"),
         ({"logits_soft_cap": 0.0}, "soft cap must be from"),
         ({"logits_soft_cap": float("nan")}, "soft cap must be from"),
@@ -98,7 +104,8 @@ def test_values_are_as_long_as_keys_unless_said():
 
 
 def test_saying_the_default_is_the_same_layer():
-    assert AttentionSpec(4, 2, 64, kv_dtype="bfloat16", v_head_dim=64) == AttentionSpec(4, 2, 64)
+    said = AttentionSpec(4, 2, 64, kv_dtype="bfloat16", v_head_dim=64, q_dtype="bfloat16")
+    assert said == AttentionSpec(4, 2, 64)
     assert AttentionSpec.parse(AttentionSpec(4, 2, 64).key() + ",v_head_dim=64").key() == AttentionSpec(4, 2, 64).key()
 
 
@@ -116,6 +123,14 @@ def test_sizes_are_those_of_the_dtypes(dtype: str, kv_dtype: str, cache_dtype: s
     assert (spec.element_bytes, spec.kv_element_bytes) == sizes
     assert spec.cache_dtype == cache_dtype
     assert spec.has_fp8_cache == (kv_dtype != "auto")
+    assert (spec.query_dtype, spec.q_element_bytes, spec.has_fp8_queries) == (dtype, spec.element_bytes, False)
+
+
+def test_queries_may_be_in_8_bits_where_the_output_is_not():
+    spec = AttentionSpec(4, 2, 64, "float16", "float8_e5m2", q_dtype="float8_e4m3fn")
+    assert (spec.query_dtype, spec.cache_dtype, spec.dtype) == ("float8_e4m3fn", "float8_e5m2", "float16")
+    assert (spec.q_element_bytes, spec.kv_element_bytes, spec.element_bytes) == (1, 1, 2)
+    assert spec.has_fp8_queries
 
 
 def test_a_soft_cap_is_small_enough_for_the_digits_of_the_dtype():

@@ -16,7 +16,7 @@ from attention_tuner.tuner.check import Checker
 SPEC = AttentionSpec(4, 2, 64, "float16")
 SPLIT = Variant.of("unified", 16, {"block_m": 16, "block_n": 16, "num_segments": 4, "num_warps": 4, "num_stages": 2})
 GPU_SPEC = AttentionSpec(32, 8, 128)
-FEATURES = ("sinks", "alibi_slopes", "k_scale", "v_scale", "tree_mask")
+FEATURES = ("sinks", "alibi_slopes", "q_scale", "k_scale", "v_scale", "tree_mask")
 
 
 def made(spec: AttentionSpec = SPEC, max_tokens: int = 40, max_seqs: int = 6, **more: Any) -> HybridAttention:

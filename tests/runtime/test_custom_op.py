@@ -20,7 +20,7 @@ def test_pytorch_finds_nothing_wrong_with_the_operator(lse: bool):
     lse_out = None if t.lse is None else torch.zeros_like(t.lse)
     # What is compared must be equal to itself, and NaN is not.
     caches = t.k_cache.nan_to_num(), t.v_cache.nan_to_num()
-    arguments = (t.q, *caches, t.block_table, torch.zeros_like(t.q), lse_out, t.sinks, None, None, None, None)
+    arguments = (t.q, *caches, t.block_table, torch.zeros_like(t.q), lse_out, t.sinks, *[None] * 5)
     found = torch.library.opcheck(hybrid_attention_op, (*arguments, attention.handle))
     assert set(found.values()) == {"SUCCESS"}
 
@@ -35,9 +35,9 @@ def test_a_handle_names_one_attention_for_as_long_as_it_is_held():
     handles = register(first), register(second)
     assert handles[0] != handles[1]
     empty = torch.empty(0)
-    rest = (empty, empty, empty, empty.clone(), None, None, None, None, None, None)
+    rest = (empty, empty, empty, empty.clone(), *[None] * 7)
     hybrid_attention_op(empty, *rest, handles[1])
-    assert len(second.arguments) == 11
+    assert len(second.arguments) == 12
     assert not hasattr(first, "arguments")
     del second
     gc.collect()

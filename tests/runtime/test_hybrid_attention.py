@@ -23,6 +23,14 @@ from attention_tuner.runtime.launchers import from_default_table
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+def test_queries_in_8_bits_are_only_for_a_layer_that_has_them():
+    attention = made()
+    t = checker_of("3x1@40").tensors
+    plan(attention, "3x1@40")
+    with pytest.raises(SpecError, match=r"q must be \[any, 4, 64\] in torch.float16 .* in torch.float8_e5m2"):
+        run(attention, dataclasses.replace(t, q=t.q.to(torch.float8_e5m2)), out=t.out)
+
+
 def test_each_plan_serves_the_runs_after_it():
     attention = made()
     for text in ("1x12@5,2x1@70", "3x1@40", "1x20@3"):
@@ -36,14 +44,17 @@ def test_each_plan_serves_the_runs_after_it():
 
 @pytest.mark.parametrize("spec", [
     AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2", sliding_window=9, has_sinks=True),
+    AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2", sliding_window=9, q_dtype="float8_e4m3fn"),
     AttentionSpec(4, 2, 64, "float16", has_alibi=True, has_tree_mask=True, v_head_dim=32),
 ])  # fmt: skip
 def test_features_are_given_to_run(spec: AttentionSpec):
     checker = checker_of("1x12@5,1x4@30", spec)
     attention = made(spec)
     plan(attention, checker.batch)
-    assert checker.judge(run(attention, checker.tensors)).passed
-    name = "k_scale" if spec.has_fp8_cache else "tree_mask"
+    out = run(attention, checker.tensors)
+    assert out.dtype == getattr(torch, spec.dtype)
+    assert checker.judge(out).passed
+    name = "q_scale" if spec.has_fp8_queries else "k_scale" if spec.has_fp8_cache else "tree_mask"
     with pytest.raises(SpecError, match=f"needs the tensor '{name}', which is not given"):
         run(attention, dataclasses.replace(checker.tensors, **{name: None}))
 
@@ -212,7 +223,7 @@ def test_a_misspelt_feature_is_refused():
     attention = made(spec)
     t = checker_of("1x3@40", spec).tensors
     plan(attention, "1x3@40")
-    with pytest.raises(SpecError, match="run takes no tensor 'sink'; it takes sinks, alibi_slopes, k_scale, v_scale"):
+    with pytest.raises(SpecError, match="run takes no tensor 'sink'; it takes sinks, alibi_slopes, q_scale, k_scale"):
         attention.run(t.q, t.k_cache, t.v_cache, t.block_table, sink=t.sinks)  # pyright: ignore
 
 

@@ -132,6 +132,26 @@ def test_queries_in_bfloat16_over_a_cache_in_8_bits():
         right(call, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@torch.inference_mode()
+def test_queries_in_8_bits_over_a_cache_in_8_bits(dtype: torch.dtype):
+    sequences = [(1, 132), (5, 18), (29, 63)]
+    call, _ = call_of(sequences, (8, 2), 64, "cpu", fp8=True)
+    of_heads = torch.tensor([0.5, 0.25])
+    q = (call["q"] / of_heads.repeat_interleave(4)[:, None]).to(dtype)
+    k, v = call["k"].float() * 0.5, call["v"].float() * 0.25
+    wide = call | {"q": q.float() * of_heads.repeat_interleave(4)[:, None]}
+    unified_attention(**call | {"q": q, "q_descale": of_heads.expand(3, 2)})
+    right(call, expected(wide, *map(list, zip(*sequences, strict=True)), k, v))
+    assert call["out"].dtype == torch.bfloat16
+    # One scale for all.
+    call["out"].fill_(torch.nan)
+    unified_attention(**call | {"q": q, "q_descale": torch.tensor(0.5)})
+    right(call, expected(call | {"q": q.float() * 0.5}, *map(list, zip(*sequences, strict=True)), k, v))
+    with pytest.raises(SpecError, match="needs the tensor 'q_scale', which is not given"):
+        unified_attention(**call | {"q": q})
+
+
 @pytest.mark.parametrize(("wrong", "found"), [
     (0.5, "a tensor, not a float"), (torch.ones(3), r"or \[num_seqs, 2\], not \[3\]"),
     (torch.ones(1, 1, 2), r"not \[1, 1, 2\]"), (torch.ones(0, 2), r"not \[0, 2\]"),
@@ -206,7 +226,7 @@ def test_what_it_does_not_do_is_refused_by_name_and_nothing_is_written(name: str
 
 def test_dtypes_and_sizes_that_no_kernel_has_are_refused_by_name():
     call, _ = call_of([(3, 40)], (4, 4), 64, "cpu")
-    with pytest.raises(SpecError, match="not supported: dtype 'float8_e4m3fn'"):
+    with pytest.raises(SpecError, match="queries in 'float8_e4m3fn' beside a cache in 'bfloat16'"):
         unified_attention(**call | {"q": call["q"].to(FP8)})
     with pytest.raises(SpecError, match="not supported: a head size of 24"):
         unified_attention(**call | {"q": call["q"][..., :24]})

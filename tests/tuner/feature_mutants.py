@@ -186,6 +186,27 @@ class ScalesSwapped(SplitAttention):
         return v_scale, k_scale
 
 
+class QScaleDropped(SplitAttention):
+    """Queries are not scaled."""
+
+    def q_scale(self) -> torch.Tensor:
+        return torch.ones_like(super().q_scale())
+
+
+class NeighboursQScale(SplitAttention):
+    """The scale of queries is that of the next KV head."""
+
+    def q_scale(self) -> torch.Tensor:
+        return super().q_scale().roll(-1)
+
+
+class KScaleOfQueries(SplitAttention):
+    """The scale of K is taken for that of the queries."""
+
+    def q_scale(self) -> torch.Tensor:
+        return super().kv_scales()[0]
+
+
 class TreeIgnored(SplitAttention):
     """Query tokens see each other as causality says."""
 

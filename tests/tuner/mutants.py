@@ -46,7 +46,7 @@ class SplitAttention:
         return (maxima.amax(0) + summed.log()).view(self.spec.num_q_heads, -1)
 
     def merge(self, victim: int, partials: list[Partial]) -> torch.Tensor:
-        out = self.checker.oracle.to(self.tensors.q.dtype)
+        out = self.checker.oracle.to(self.tensors.out.dtype)
         start, stop = query_start_locs(self.checker.batch)[victim : victim + 2]
         partials = [*partials, *self.sink_partials(victim)]
         maxima, sums, values = (torch.stack(part) for part in zip(*partials, strict=True))
@@ -70,13 +70,14 @@ class SplitAttention:
         pages, slots = self.places(victim, positions)
         k, v = (self.heads(cache[pages, slots].float()) for cache in (self.tensors.k_cache, self.tensors.v_cache))
         k_scale, v_scale = self.kv_scales()
-        products = (q @ self.products(k).transpose(1, 2)).unflatten(1, (-1, query_len)) * k_scale[:, None, None, None]
+        products = (q @ self.products(k).transpose(1, 2)).unflatten(1, (-1, query_len))
+        products *= (self.q_scale() * k_scale)[:, None, None, None]
         rows = context_len + torch.arange(query_len)
         scores = self.capped(products) + self.slopes() * self.distance(rows, positions)
         scores = torch.where(self.seen(victim, rows, positions), scores, -torch.inf).flatten(1, 2)
         maxima = scores.amax(-1, keepdim=True).clamp(min=-1e30)
         weights = torch.exp(scores - maxima)
-        values = weights.to(self.tensors.q.dtype).float() @ v * v_scale[:, None, None]
+        values = weights.to(self.tensors.out.dtype).float() @ v * v_scale[:, None, None]
         return maxima, weights.sum(-1, keepdim=True), values
 
     def seen(self, victim: int, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -110,6 +111,10 @@ class SplitAttention:
     def sinks(self) -> torch.Tensor:
         assert self.tensors.sinks is not None
         return self.tensors.sinks
+
+    def q_scale(self) -> torch.Tensor:
+        q_scale = self.tensors.q_scale
+        return torch.ones(self.spec.num_kv_heads) if q_scale is None else q_scale
 
     def kv_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
         one = torch.ones(self.spec.num_kv_heads)

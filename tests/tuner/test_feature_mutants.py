@@ -43,6 +43,13 @@ CASES: dict[str, tuple[dict[str, Any], tuple[type[SplitAttention], ...]]] = {
         (wrong.NeighboursKScale, wrong.NeighboursVScale, wrong.KScaleDropped, wrong.ScalesSwapped),
     ),
     "e5m2": ({"kv_dtype": "float8_e5m2", "dtype": "float16"}, (wrong.NeighboursKScale, wrong.NeighboursVScale)),
+    **{
+        f"queries in {dtype}": (
+            {"kv_dtype": "float8_e4m3fn", "q_dtype": dtype},
+            (wrong.QScaleDropped, wrong.NeighboursQScale, wrong.KScaleOfQueries, wrong.NeighboursKScale),
+        )
+        for dtype in ("float8_e4m3fn", "float8_e5m2")
+    },
     "tree": ({"has_tree_mask": True}, (wrong.TreeIgnored, wrong.NeighboursBit, wrong.NeighboursWord)),
     "tree, window": ({"has_tree_mask": True, "sliding_window": 3}, (wrong.WindowOnTree, wrong.WindowOneTooMany)),
     "head sizes": ({"head_dim": 80, "v_head_dim": 40}, (wrong.TailIgnored,)),

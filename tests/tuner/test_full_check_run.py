@@ -96,6 +96,18 @@ def test_large_logits_are_in_the_thousands() -> None:
     assert not torch.equal(large.oracle, plain.oracle)
 
 
+def test_large_logits_of_queries_in_8_bits_are_in_their_scale() -> None:
+    spec = AttentionSpec(4, 2, 64, "float16", "float8_e5m2", q_dtype="float8_e4m3fn")
+    plain, large = (make_checker(spec, 16, Case("x", BATCH, large_logits=large), "cpu") for large in (False, True))
+    assert plain is not None
+    assert large is not None
+    assert plain.tensors.q_scale is not None
+    assert large.tensors.q_scale is not None
+    assert torch.equal(large.tensors.q_scale, 512 * plain.tensors.q_scale)
+    assert torch.equal(large.tensors.q.float(), plain.tensors.q.float())
+    assert bool(large.oracle.isfinite().all())
+
+
 def test_pages_are_shared() -> None:
     case = Case("x", Batch.parse("2x1@40"), shared_prefix=32)
     checker = make_checker(SPEC, 16, case, "cpu")

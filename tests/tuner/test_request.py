@@ -57,19 +57,28 @@ def test_the_cache_holds_what_is_asked_for() -> None:
         request.layers("llama-3-8b", 1, "float32", kv_dtype="float8_e5m2")
 
 
+def test_queries_are_in_what_is_asked_for() -> None:
+    (layer,) = request.layers("llama-3-8b", 1, None, kv_dtype="float8_e4m3fn", q_dtype="float8_e5m2")
+    assert (layer.dtype, layer.kv_dtype, layer.q_dtype) == ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    assert request.layers("llama-3-8b", 1, None, q_dtype="auto") == request.layers("llama-3-8b", 1, None)
+    with pytest.raises(SpecError, match=r"'llama-3-8b'.* queries in 'float8_e5m2' beside a cache in 'bfloat16'"):
+        request.layers("llama-3-8b", 1, None, q_dtype="float8_e5m2")
+
+
 @pytest.mark.parametrize(
-    ("tp", "dtype", "kv_dtype", "named"),
+    ("tp", "dtype", "kv_dtype", "q_dtype", "named"),
     [
-        (2, None, None, "--tp 2"),
-        (1, "bfloat16", "auto", "--dtype bfloat16"),
-        (1, None, "auto", "--kv-dtype auto"),
+        (2, None, None, None, "--tp 2"),
+        (1, "bfloat16", "auto", None, "--dtype bfloat16"),
+        (1, None, "auto", "auto", "--kv-dtype auto"),
+        (1, None, None, "auto", "--q-dtype auto"),
     ],
 )
 def test_what_belongs_to_a_model_does_not_go_with_a_layer(
-    tp: int, dtype: str | None, kv_dtype: str | None, named: str
+    tp: int, dtype: str | None, kv_dtype: str | None, q_dtype: str | None, named: str
 ) -> None:
     with pytest.raises(InputError, match=f"{named} does not go with --spec"):
-        request.layers(None, tp, dtype, SPEC.key(), kv_dtype)
+        request.layers(None, tp, dtype, SPEC.key(), kv_dtype, q_dtype)
 
 
 def test_an_unknown_dtype_is_refused_with_those_accepted() -> None:
@@ -77,6 +86,8 @@ def test_an_unknown_dtype_is_refused_with_those_accepted() -> None:
         request.layers("llama-3-8b", 1, "int3")
     with pytest.raises(SpecError, match=r"--kv-dtype 'fp8' .* accepted are auto, float8_e4m3fn, float8_e5m2"):
         request.layers("llama-3-8b", 1, None, kv_dtype="fp8")
+    with pytest.raises(SpecError, match=r"--q-dtype 'float16' .* accepted are auto, float8_e4m3fn, float8_e5m2"):
+        request.layers("llama-3-8b", 1, None, q_dtype="float16")
 
 
 def test_page_sizes_come_one_by_one_or_joined_and_each_once() -> None:
