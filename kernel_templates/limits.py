@@ -26,6 +26,8 @@ SPILLED = 2
 # Products in float32 take no tensor cores, and hold their operands in registers. Compiled with more numbers of them for
 # each thread, at any head size, they need kilobytes of stack.
 MOST_FLOAT32_OPERANDS = 48
+# The smallest tile, of one stage, holds these many without: all that heads of more than 256 leave.
+MOST_FLOAT32_OPERANDS_AT_ONCE = 64
 # What reductions across warps, and barriers, take of shared memory.
 SCRATCH_BYTES = 1024
 # What the accumulator takes at most on its way to the output, but for warpgroup products of capability 9.0.
@@ -40,12 +42,18 @@ class Body:
     block_n: int
 
 
+SMALLEST = Body(16, 16)
 Bodies = Callable[[Variant], tuple[Body, ...]]
 
 
 def next_power_of_two(size: int) -> int:
     """The smallest power of two that is not below `size`, such as the columns of a tile of a head; 0 stays 0."""
     return 1 << (size - 1).bit_length() if size else 0
+
+
+def registers_of(num_warps: int) -> int:
+    """The most registers of 4 bytes that the threads of a program of so many warps have together."""
+    return num_warps * THREADS_PER_WARP * REGISTERS_PER_THREAD
 
 
 def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: int, num_stages: int) -> int:
@@ -92,7 +100,7 @@ def fits_registers(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
     """The accumulator alone, in float32, is within `SPILLED` times the registers of the program's threads."""
 
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
-        most = SPILLED * variant.number(num_warps) * THREADS_PER_WARP * REGISTERS_PER_THREAD
+        most = SPILLED * registers_of(variant.number(num_warps))
         columns = next_power_of_two(spec.value_dim)
         return gpu.is_interpreter or all(body.block_m * columns <= most for body in bodies(variant))
 
@@ -105,9 +113,11 @@ def fits_float32(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
         if spec.dtype != "float32" or gpu.is_interpreter:
             return True
-        most = MOST_FLOAT32_OPERANDS * variant.number(num_warps) * THREADS_PER_WARP
+        is_least = variant.number("num_stages") == 1 and all(body == SMALLEST for body in bodies(variant))
+        most = MOST_FLOAT32_OPERANDS_AT_ONCE if is_least else MOST_FLOAT32_OPERANDS
         dim = next_power_of_two(max(spec.head_dim, spec.value_dim))
-        return all((body.block_m + body.block_n) * dim <= most for body in bodies(variant))
+        threads = variant.number(num_warps) * THREADS_PER_WARP
+        return all((body.block_m + body.block_n) * dim <= most * threads for body in bodies(variant))
 
     return Constraint("its tiles in float32 exceed the registers of its warps", holds)
 
