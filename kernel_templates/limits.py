@@ -26,7 +26,8 @@ SPILLED = 2
 # Products in float32 take no tensor cores, and hold their operands in registers. Compiled with more numbers of them for
 # each thread, at any head size, they need kilobytes of stack.
 MOST_FLOAT32_OPERANDS = 48
-# The smallest tile, of one stage, holds these many without: all that heads of more than 256 leave.
+# The smallest tile, of one stage and loaded through pointers, holds these many without: all that heads of more than 256
+# leave.
 MOST_FLOAT32_OPERANDS_AT_ONCE = 64
 # What reductions across warps, and barriers, take of shared memory.
 SCRATCH_BYTES = 1024
@@ -113,7 +114,8 @@ def fits_float32(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
         if spec.dtype != "float32" or gpu.is_interpreter:
             return True
-        is_least = variant.number("num_stages") == 1 and all(body == SMALLEST for body in bodies(variant))
+        is_simple = variant.number("num_stages") == 1 and variant.as_dict().get("kv_load") != "tma"
+        is_least = is_simple and all(body == SMALLEST for body in bodies(variant))
         most = MOST_FLOAT32_OPERANDS_AT_ONCE if is_least else MOST_FLOAT32_OPERANDS
         dim = next_power_of_two(max(spec.head_dim, spec.value_dim))
         threads = variant.number(num_warps) * THREADS_PER_WARP

@@ -26,6 +26,7 @@ from attention_tuner.tuner.compile import CompilePool
 from attention_tuner.tuner.jobs import CompileJob
 
 SPEC, WIDE, WIDEST = AttentionSpec(32, 8, 128), AttentionSpec(32, 8, 256), AttentionSpec(8, 2, 512)
+WIDEST32 = AttentionSpec(8, 2, 512, "float32")
 BATCH = Batch.parse("1x64@100,2x1@100")
 Job = tuple[str, AttentionSpec, Variant]
 EXCEEDS = "its tiles exceed the GPU's shared memory"
@@ -64,7 +65,8 @@ LAYERS = [
     ("sm_89", AttentionSpec(32, 8, 128, kv_dtype="float8_e4m3fn", sliding_window=100), unified(16, 32)),
     ("sm_90", AttentionSpec(8, 8, 128, "float32"), unified(16, 16)),
     ("sm_89", AttentionSpec(8, 8, 256, "float32", logits_soft_cap=30.0), unified(16, 16, 8)),
-    ("sm_89", AttentionSpec(8, 2, 512, "float32"), unified(16, 16, 8, 1)),
+    ("sm_89", WIDEST32, unified(16, 16, 8, 1)),
+    ("sm_90", WIDEST32, heuristic_variant(WIDEST32, BatchBucket.of(BATCH), 128, TARGETS["sm_90"])),
     ("sm_100", AttentionSpec(8, 2, 384, v_head_dim=320), fused("tma").replace(num_warps=8, block_n=32)),
     ("sm_120", AttentionSpec(8, 2, 512, "float16", "float8_e5m2", 1000, 30.0, True), unified(16, 32)),
 ]  # fmt: skip

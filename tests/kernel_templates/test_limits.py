@@ -77,7 +77,11 @@ def test_the_smallest_tile_in_float32_is_all_that_the_largest_heads_leave():
     wide = AttentionSpec(4, 2, 512, "float32")
     for body, num_stages, holds in ((Body(16, 16), 1, True), (Body(16, 16), 2, False), (Body(16, 32), 1, False)):
         assert fits_float32(lambda _, body=body: (body,)).holds(variant(8, num_stages), wide, TARGETS["sm_90"]) == holds
-    assert not fits_float32(lambda _: (Body(16, 16),)).holds(variant(4, 1), wide, TARGETS["sm_90"])
+    constraint = fits_float32(lambda _: (Body(16, 16),))
+    assert not constraint.holds(variant(4, 1), wide, TARGETS["sm_90"])
+    for load in ("pointer", "tma"):
+        loaded = Variant.of("x", 128, {**variant(8, 1).as_dict(), "kv_load": load})
+        assert constraint.holds(loaded, wide, TARGETS["sm_90"]) == (load == "pointer")
 
 
 def test_accumulators_of_the_largest_heads_need_eight_warps_for_64_rows():
