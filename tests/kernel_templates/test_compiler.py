@@ -16,7 +16,7 @@ from attention_tuner.kernel_templates.errors import TunerError
 from attention_tuner.kernel_templates.fused import bodies as fused_bodies
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.heuristic import heuristic_variant
-from attention_tuner.kernel_templates.limits import SCRATCH_BYTES, Body, shared_memory_bytes
+from attention_tuner.kernel_templates.limits import SCRATCH_BYTES, Body, is_tma, shared_memory_bytes
 from attention_tuner.kernel_templates.outcome import StaticFacts
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import why_invalid
@@ -65,6 +65,8 @@ LAYERS = [
     ("sm_89", AttentionSpec(32, 8, 128, kv_dtype="float8_e4m3fn", sliding_window=100), unified(16, 32)),
     ("sm_90", AttentionSpec(8, 8, 128, "float32"), unified(16, 16)),
     ("sm_89", AttentionSpec(8, 8, 256, "float32", logits_soft_cap=30.0), unified(16, 16, 8)),
+    *(("sm_90", AttentionSpec(8, 2, 128, "float32", v_head_dim=64), fused("tma").replace(
+        block_m=16, block_n=16, decode_block_n=16, num_stages=stages)) for stages in (2, 3)),
     ("sm_89", WIDEST32, unified(16, 16, 8, 1)),
     ("sm_90", WIDEST32, heuristic_variant(WIDEST32, BatchBucket.of(BATCH), 128, TARGETS["sm_90"])),
     ("sm_100", AttentionSpec(8, 2, 384, v_head_dim=320), fused("tma").replace(num_warps=8, block_n=32)),
@@ -171,7 +173,8 @@ def test_the_estimate_is_at_most_a_tile_of_probabilities_too_high(facts: dict[Jo
         stages, values = variant.number("num_stages"), variant.as_dict()
         warps = (variant.number("num_warps"), int(values.get("decode_num_warps", variant.number("num_warps"))))
         most = max(
-            shared_memory_bytes(b, spec, TARGETS[name], n, stages) for b, n in zip(bodies(variant), warps, strict=False)
+            shared_memory_bytes(b, spec, TARGETS[name], n, stages, is_tma(variant))
+            for b, n in zip(bodies(variant), warps, strict=False)
         )
         least = most - probability_bytes(spec, variant) - SCRATCH_BYTES
         assert least <= facts[name, spec, variant].shared_bytes <= most, f"{name} {variant.key()}"

@@ -31,6 +31,19 @@ def test_shared_memory_grows_with_pipelining_and_with_warpgroup_products():
     assert shared_memory_bytes(WIDE, SPEC, sm_90, 2, 3) == (32 + 2 * 64 + 32 + 1) * KIB
 
 
+def test_keys_in_float32_that_come_through_tma_are_turned_in_a_tile_of_their_own():
+    body, sm_90 = Body(16, 16), TARGETS["sm_90"]
+    for spec, more in ((AttentionSpec(8, 2, 128, "float32", v_head_dim=64), 8 * KIB), (SPEC, 0)):
+        by_pointer, by_tma = (shared_memory_bytes(body, spec, sm_90, 4, 2, tma) for tma in (False, True))
+        assert by_tma == by_pointer + more
+        assert shared_memory_bytes(body, spec, sm_90, 4, 1, True) == shared_memory_bytes(body, spec, sm_90, 4, 1)
+    constraint = fits_shared_memory(lambda _: (Body(32, 16),))
+    # 99 and 115 KiB, of 99.
+    for load, holds in (("pointer", True), ("tma", False)):
+        loaded = Variant.of("x", 128, {**variant(8, 3).as_dict(), "kv_load": load})
+        assert constraint.holds(loaded, AttentionSpec(8, 2, 256, "float32"), TARGETS["sm_120"]) == holds
+
+
 def test_the_largest_body_decides():
     constraint = fits_shared_memory(lambda _: (Body(16, 16), WIDE))
     spec = AttentionSpec(32, 8, 256)
