@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from .batch import BatchBucket
 from .errors import VariantError
 from .gpu import Gpu
+from .limits import next_power_of_two, registers_of
 from .spec import AttentionSpec
 from .template import template_of, why_invalid
 from .variant import Value, Variant
@@ -36,8 +37,8 @@ _LONG = ((128, 128, 8, 3, 1, "items"), (64, 64, 4, 3, 8, "items"), (128, 64, 4, 
 _SHORT = ((64, 2, 2, 4, "heads"), (32, 4, 3, 8, "heads"), (128, 4, 2, 2, "heads"), (64, 2, 2, 0, "heads"),
           (64, 4, 3, 4, "heads"), (128, 4, 4, 4, "heads"), (32, 2, 4, 8, "items"),
           (16, 4, 2, 4, "items"))  # fmt: skip
-# In float32, for batches of any kind: rows, keys, warps. Without tensor cores, what the registers hold decides.
-_FLOAT32 = ((32, 32, 8), (16, 32, 4), (16, 16, 4), (16, 16, 8))
+# In float32, for batches of any kind: rows, keys, warps, stages. Without tensor cores, what the registers hold decides.
+_FLOAT32 = ((32, 32, 8, 2), (16, 32, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 1))
 # Of `persistent`, as above, and last the programs for each multiprocessor: as many as fit there together.
 _PERSISTENT_HYBRID = ((64, 64, 64, 4, 3, 2, 2, "heads", "interleaved", 2),
                       (64, 64, 128, 4, 2, 2, 2, "items", "long_first", 2))  # fmt: skip
@@ -48,6 +49,9 @@ _PERSISTENT_SHORT = ((64, 4, 3, 2, "heads", 2), (128, 4, 2, 2, "heads", 3))
 _TWO_LAUNCH = ((64, 64, 128, 4, 4, 3, 2, "heads"), (64, 64, 64, 4, 2, 3, 1, "items"))
 # Keys of a sequence of which so many as fill the GPU are best left whole: merging partial results would cost more.
 _FEW_KEYS = 2048
+MOST_WARPS = 8
+# Of the accumulator of one warp: compiled with twice as many, heads of 512 need kilobytes of stack.
+MOST_COLUMNS = 128
 # Of `fused`, these many are tried before a pair of each of the other templates.
 _LIKELIEST = 4
 # Of `gluon_hopper`, for batches of both kinds and of one: block_n, stages, waves, the weight of a key in a long tile,
@@ -128,17 +132,17 @@ def _fused(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator
     """Pairs of variants, of which the first that is valid will do."""
     rows = _rows(spec, bucket, (_HYBRID, _LONG, _SHORT))
     if spec.dtype == "float32":
-        rows = ((m, n, m, n, warps, 2, 4, 1, "heads", "long_first") for m, n, warps in _FLOAT32)
+        rows = ((m, n, m, n, warps, stages, 4, 1, "heads", "long_first") for m, n, warps, stages in _FLOAT32)
     for row in rows:
         values = dict(zip(_NAMES, row, strict=True))
-        yield _by_load("fused", page_size, {**values, "partials": "float32", "reduction": "kernel"})
+        yield _by_load(spec, "fused", page_size, {**values, "partials": "float32", "reduction": "kernel"})
 
 
 def _persistent(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
     """As `_fused`."""
     for row in _rows(spec, bucket, (_PERSISTENT_HYBRID, _PERSISTENT_LONG, _PERSISTENT_SHORT)):
         values = dict(zip((*_NAMES, "programs_per_sm"), row, strict=True))
-        yield _by_load("persistent", page_size, {**values, "partials": "float32", "reduction": "kernel"})
+        yield _by_load(spec, "persistent", page_size, {**values, "partials": "float32", "reduction": "kernel"})
 
 
 def _two_launch(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
@@ -146,16 +150,28 @@ def _two_launch(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Ite
     names = ("block_m", "block_n", "decode_block_n", "num_warps", "decode_num_warps", "num_stages", "waves", "order")
     for row in _TWO_LAUNCH if bucket.has_part("long") and bucket.has_part("short") else ():
         values = dict(zip(names, row, strict=True))
-        yield _by_load("two_launch", page_size, {**values, "decode_block_m": _short_m(spec, bucket)})
+        yield _by_load(spec, "two_launch", page_size, {**values, "decode_block_m": _short_m(spec, bucket)})
 
 
-def _by_load(template: str, page_size: int, values: dict[str, Value]) -> tuple[Variant, ...]:
+def _by_load(spec: AttentionSpec, template: str, page_size: int, values: dict[str, Value]) -> tuple[Variant, ...]:
     """The variants that read through TMA and through pointers; tiles of large heads leave room for fewer stages."""
     return tuple(
-        Variant.of(template, page_size, {**values, "kv_load": kv_load, "num_stages": num_stages})
+        _roomy(Variant.of(template, page_size, {**values, "kv_load": kv_load, "num_stages": num_stages}), spec)
         for num_stages in dict.fromkeys((values["num_stages"], 2))
         for kv_load in ("tma", "pointer")
     )
+
+
+def _roomy(variant: Variant, spec: AttentionSpec) -> Variant:
+    """`variant` with as many more warps as hold the accumulators of large heads, where that many can."""
+    columns = next_power_of_two(spec.value_dim)
+    for part in ("", "decode_"):
+        name = f"{part}num_warps" if f"{part}num_warps" in variant.as_dict() else "num_warps"
+        warps = max(variant.number(name), columns // MOST_COLUMNS)
+        while warps < MOST_WARPS and variant.number(f"{part}block_m") * columns > registers_of(warps):
+            warps *= 2
+        variant = variant.replace(**{name: warps})
+    return variant
 
 
 def _short_m(spec: AttentionSpec, bucket: BatchBucket) -> int:

@@ -26,6 +26,9 @@ SPILLED = 2
 # Products in float32 take no tensor cores, and hold their operands in registers. Compiled with more numbers of them for
 # each thread, at any head size, they need kilobytes of stack.
 MOST_FLOAT32_OPERANDS = 48
+# The smallest tile, of one stage and loaded through pointers, holds these many without: all that heads of more than 256
+# leave.
+MOST_FLOAT32_OPERANDS_AT_ONCE = 64
 # What reductions across warps, and barriers, take of shared memory.
 SCRATCH_BYTES = 1024
 # What the accumulator takes at most on its way to the output, but for warpgroup products of capability 9.0.
@@ -40,6 +43,7 @@ class Body:
     block_n: int
 
 
+SMALLEST = Body(16, 16)
 Bodies = Callable[[Variant], tuple[Body, ...]]
 
 
@@ -48,13 +52,26 @@ def next_power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
-def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: int, num_stages: int) -> int:
+def is_tma(variant: Variant) -> bool:
+    """Whether K and V come through TMA."""
+    return variant.as_dict().get("kv_load") == "tma"
+
+
+def registers_of(num_warps: int) -> int:
+    """The most registers of 4 bytes that the threads of a program of so many warps have together."""
+    return num_warps * THREADS_PER_WARP * REGISTERS_PER_THREAD
+
+
+def shared_memory_bytes(
+    body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: int, num_stages: int, tma: bool = False
+) -> int:
     """The shared memory in bytes that a program with this body takes at most; it may take a tile of probabilities less.
 
     One tile of q, and tiles of K or V: one without pipelining, else of each one for every stage but the last. Warpgroup
     products read a tile in place and asynchronously, so that there is one more of it: of an fp8 cache, the one that was
-    converted. Other products may pass the probabilities through shared memory. At the end the accumulator passes
-    through it. Read off what Triton 3.6 and 3.9 compile.
+    converted. Other products may pass the probabilities through shared memory. In float32 keys that come through TMA
+    are turned in a tile of their own. At the end the accumulator passes through it. Read off what Triton 3.6 and 3.9
+    compile.
     """
     major = gpu.capability[0]
     has_warpgroup_products = (
@@ -68,6 +85,8 @@ def shared_memory_bytes(body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: in
         if has_warpgroup_products:
             is_one = spec.has_fp8_cache and major == 9
             tiles += body.block_n * (max(k_dim, v_dim) if is_one else k_dim + v_dim) * size
+        if tma and spec.dtype == "float32":
+            tiles += body.block_n * k_dim * size
     probabilities = 0 if has_warpgroup_products else body.block_m * body.block_n * size
     scratch = SCRATCH_BYTES
     if has_warpgroup_products and major == 10:
@@ -82,7 +101,7 @@ def fits_shared_memory(bodies: Bodies, num_warps: str = "num_warps") -> Constrai
 
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
         warps, stages = variant.number(num_warps), variant.number("num_stages")
-        needed = max(shared_memory_bytes(body, spec, gpu, warps, stages) for body in bodies(variant))
+        needed = max(shared_memory_bytes(body, spec, gpu, warps, stages, is_tma(variant)) for body in bodies(variant))
         return needed <= gpu.shared_memory_bytes
 
     return Constraint("its tiles exceed the GPU's shared memory", holds)
@@ -92,7 +111,7 @@ def fits_registers(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
     """The accumulator alone, in float32, is within `SPILLED` times the registers of the program's threads."""
 
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
-        most = SPILLED * variant.number(num_warps) * THREADS_PER_WARP * REGISTERS_PER_THREAD
+        most = SPILLED * registers_of(variant.number(num_warps))
         columns = next_power_of_two(spec.value_dim)
         return gpu.is_interpreter or all(body.block_m * columns <= most for body in bodies(variant))
 
@@ -105,9 +124,12 @@ def fits_float32(bodies: Bodies, num_warps: str = "num_warps") -> Constraint:
     def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
         if spec.dtype != "float32" or gpu.is_interpreter:
             return True
-        most = MOST_FLOAT32_OPERANDS * variant.number(num_warps) * THREADS_PER_WARP
+        is_at_once = variant.number("num_stages") == 1 and not is_tma(variant)
+        is_least = is_at_once and all(body == SMALLEST for body in bodies(variant))
+        most = MOST_FLOAT32_OPERANDS_AT_ONCE if is_least else MOST_FLOAT32_OPERANDS
         dim = next_power_of_two(max(spec.head_dim, spec.value_dim))
-        return all((body.block_m + body.block_n) * dim <= most for body in bodies(variant))
+        threads = variant.number(num_warps) * THREADS_PER_WARP
+        return all((body.block_m + body.block_n) * dim <= most * threads for body in bodies(variant))
 
     return Constraint("its tiles in float32 exceed the registers of its warps", holds)
 

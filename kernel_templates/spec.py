@@ -12,7 +12,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 # What a KV cache may hold, and queries beside it, where products are in 16 bits.
 FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 HALF_DTYPES = ("bfloat16", "float16")
-HEAD_DIMS = tuple(range(32, 257, 8))
+HEAD_DIMS = tuple(range(32, 513, 8))
 # Of softmax scales; models have 1/512 to 1. Beyond, float16 holds no queries that tell keys apart.
 MIN_SCALE, MAX_SCALE = 1e-6, 1e3
 # Of soft caps; models have 20 to 50. The kernels compute tanh as a difference, whose error in float32 grows with the

@@ -33,7 +33,8 @@ _DEFAULTS: dict[str, JsonObject] = {
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256,
                     "num_hidden_layers": 26, "sliding_window": 4096, "sliding_window_pattern": 6},
     "gemma4_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
-                    "num_hidden_layers": 30, "sliding_window": 512, "sliding_window_pattern": 6},
+                    "num_hidden_layers": 30, "sliding_window": 512, "sliding_window_pattern": 6,
+                    "attention_k_eq_v": False, "attention_multiplier": 1.0},
     "gpt_oss": {"head_dim": 64, "has_sinks": True, "sliding_window": 128, "sliding_window_pattern": 2},
     "mpt": {"alibi": True},
 }

@@ -24,7 +24,11 @@ _STATE_LAYERS = ("linear_attention", "mamba", "conv", "recurrent")
 
 # Fields that hold for the layers of one kind only.
 _OF_A_KIND = {
-    FULL: {"head_dim": "global_head_dim", "has_sinks": "add_full_attention_sink_bias"},
+    FULL: {
+        "num_key_value_heads": "num_global_key_value_heads",
+        "head_dim": "global_head_dim",
+        "has_sinks": "add_full_attention_sink_bias",
+    },
     SLIDING: {
         "num_attention_heads": "swa_num_attention_heads",
         "num_key_value_heads": "swa_num_key_value_heads",
@@ -142,7 +146,11 @@ def _sliding_by_rule(config: JsonObject) -> Iterable[bool]:
 
 def _of_kind(config: JsonObject, kind: str) -> JsonObject:
     """The config with what holds for the layers of one kind only in the place of what holds for all."""
-    own = {field: config[name] for field, name in _OF_A_KIND[kind].items() if config.get(name) is not None}
+    names = dict(_OF_A_KIND[kind])
+    if kind == FULL and not config.get("attention_k_eq_v", True):
+        # Gemma 4's rule: only full layers whose values are made of their keys have KV heads of their own.
+        del names["num_key_value_heads"]
+    own = {field: config[name] for field, name in names.items() if config.get(name) is not None}
     return config | own
 
 

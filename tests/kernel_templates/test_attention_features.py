@@ -341,6 +341,26 @@ def test_a_tensor_that_is_no_row_of_its_dtype_is_refused(wrong: torch.Tensor):
         launcher.run(tensors)
 
 
+# Beside those above: sizes that models have, and one of each width that is padded.
+HEAD_SIZES = [(80, None), (96, None), (112, None), (192, None), (192, 128), (512, None), (320, 264)]
+
+
+@pytest.mark.parametrize("template", ["unified", "fused", "persistent", "two_launch"])
+@pytest.mark.parametrize("sizes", HEAD_SIZES, ids=str)
+def test_head_sizes(sizes: tuple[int, int | None], template: str):
+    head_dim, v_head_dim = sizes
+    variant = variant_of(template, 32, kv_load="tma", reduction="last_program", block_m=16)
+    if template == "unified":
+        variant = Variant.of("unified", 16, SHARED | {"block_m": 16, "block_n": 32, "num_segments": 2})
+    check(variant, AttentionSpec(2, 1, head_dim, "float16", v_head_dim=v_head_dim), Batch.parse("1x9@50,1x3@90"))
+
+
+@pytest.mark.parametrize("template", ["persistent", "two_launch"])
+def test_the_largest_heads_with_features(template: str):
+    spec = AttentionSpec(2, 1, 512, "bfloat16", "float8_e5m2", 20, 30.0, True, True, v_head_dim=504, has_tree_mask=True)
+    check(variant_of(template, 32), spec, Batch.parse("1x9@30,1x3@40"))
+
+
 GPU_LAYERS = [
     AttentionSpec(32, 16, 256, sliding_window=4096, logits_soft_cap=50.0),
     AttentionSpec(64, 8, 64, sliding_window=128, has_sinks=True),
@@ -355,6 +375,11 @@ GPU_LAYERS = [
     AttentionSpec(128, 1, 64, logits_soft_cap=30.0),
     AttentionSpec(4, 2, 64, "float32", has_sinks=True),
     AttentionSpec(4, 2, 256, "float32", sliding_window=500),
+    AttentionSpec(32, 4, 512, scale=1.0),
+    AttentionSpec(8, 2, 512, "float16", "float8_e4m3fn", has_sinks=True, logits_soft_cap=50.0, has_tree_mask=True),
+    AttentionSpec(8, 2, 320, v_head_dim=512, sliding_window=1000),
+    AttentionSpec(8, 1, 264, "float16", has_alibi=True),
+    AttentionSpec(4, 2, 512, "float32"),
 ]
 
 
@@ -370,6 +395,8 @@ def test_on_a_gpu(spec: AttentionSpec, page_size: int):
     plain = default_variant(spec, batch, page_size)
     found = candidates(spec, BatchBucket.of(batch), page_size, gpu)
     warps = {"num_warps": 8, "block_m": 16, "block_n": 16, "decode_block_n": 16} if spec.dtype == "float32" else {}
+    if warps and spec.head_dim > 256:
+        warps["num_stages"] = 1
     tried = [plain, plain.replace(num_segments=16), *found] + [
         variant_of(template, page_size, **({"kv_load": load, "reduction": "last_program"} | warps))
         for template in ("fused", "persistent") for load in ("pointer", "tma")

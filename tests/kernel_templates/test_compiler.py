@@ -16,7 +16,7 @@ from attention_tuner.kernel_templates.errors import TunerError
 from attention_tuner.kernel_templates.fused import bodies as fused_bodies
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.heuristic import heuristic_variant
-from attention_tuner.kernel_templates.limits import SCRATCH_BYTES, Body, shared_memory_bytes
+from attention_tuner.kernel_templates.limits import SCRATCH_BYTES, Body, is_tma, shared_memory_bytes
 from attention_tuner.kernel_templates.outcome import StaticFacts
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import why_invalid
@@ -25,7 +25,8 @@ from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.compile import CompilePool
 from attention_tuner.tuner.jobs import CompileJob
 
-SPEC, WIDE = AttentionSpec(32, 8, 128), AttentionSpec(32, 8, 256)
+SPEC, WIDE, WIDEST = AttentionSpec(32, 8, 128), AttentionSpec(32, 8, 256), AttentionSpec(8, 2, 512)
+WIDEST32 = AttentionSpec(8, 2, 512, "float32")
 BATCH = Batch.parse("1x64@100,2x1@100")
 Job = tuple[str, AttentionSpec, Variant]
 EXCEEDS = "its tiles exceed the GPU's shared memory"
@@ -67,6 +68,18 @@ LAYERS = [
     ("sm_90", AttentionSpec(32, 8, 128, kv_dtype="float8_e4m3fn", q_dtype="float8_e4m3fn"), fused("tma")),
     ("sm_90", AttentionSpec(8, 8, 128, "float32"), unified(16, 16)),
     ("sm_89", AttentionSpec(8, 8, 256, "float32", logits_soft_cap=30.0), unified(16, 16, 8)),
+    *(("sm_90", AttentionSpec(8, 2, 128, "float32", v_head_dim=64), fused("tma").replace(
+        block_m=16, block_n=16, decode_block_n=16, num_stages=stages)) for stages in (2, 3)),
+    ("sm_89", WIDEST32, unified(16, 16, 8, 1)),
+    ("sm_90", WIDEST32, heuristic_variant(WIDEST32, BatchBucket.of(BATCH), 128, TARGETS["sm_90"])),
+    ("sm_100", AttentionSpec(8, 2, 384, v_head_dim=320), fused("tma").replace(num_warps=8, block_n=32)),
+    ("sm_120", AttentionSpec(8, 2, 512, "float16", "float8_e5m2", 1000, 30.0, True), unified(16, 32)),
+]  # fmt: skip
+
+LARGEST = [
+    *((name, WIDEST, default_variant(WIDEST, BATCH, 16)) for name in TARGETS),
+    *((name, WIDEST, heuristic_variant(WIDEST, BatchBucket.of(BATCH), 16, TARGETS[name]))
+      for name in ("sm_89", "sm_90")),
 ]  # fmt: skip
 
 # What is compiled where. Those for head size 256 are near the limits of 99, 163 and 227 KiB, on either side.
@@ -77,6 +90,7 @@ COMPILED = [
     *((name, SPEC, variant) for name in TARGETS for variant in (PERSISTENT, TWO_LAUNCH)),
     # The answer where nothing is tuned.
     *((name, WIDE, heuristic_variant(WIDE, BatchBucket.of(BATCH), 16, TARGETS[name])) for name in TARGETS),
+    *LARGEST,
     ("sm_89", WIDE, unified(64, 64)),
     ("sm_89", WIDE, unified(64, 64, num_stages=1)),
     ("sm_89", WIDE, unified(128, 64, num_warps=8)),
@@ -139,6 +153,11 @@ def test_float32_holds_its_operands_in_registers(facts: dict[Job, StaticFacts]):
             assert (facts[name, spec, variant].stack_bytes or 0) < 512
 
 
+def test_the_default_and_the_heuristic_of_the_largest_heads_spill_little(facts: dict[Job, StaticFacts]):
+    for name, spec, variant in LARGEST:
+        assert (facts[name, spec, variant].stack_bytes or 0) <= 640, f"{name} {variant.key()}"
+
+
 def test_what_is_accepted_fits_and_what_is_rejected_nearly_did_not(facts: dict[Job, StaticFacts]):
     rejected = 0
     for name, spec, variant in COMPILED:
@@ -157,7 +176,8 @@ def test_the_estimate_is_at_most_a_tile_of_probabilities_too_high(facts: dict[Jo
         stages, values = variant.number("num_stages"), variant.as_dict()
         warps = (variant.number("num_warps"), int(values.get("decode_num_warps", variant.number("num_warps"))))
         most = max(
-            shared_memory_bytes(b, spec, TARGETS[name], n, stages) for b, n in zip(bodies(variant), warps, strict=False)
+            shared_memory_bytes(b, spec, TARGETS[name], n, stages, is_tma(variant))
+            for b, n in zip(bodies(variant), warps, strict=False)
         )
         least = most - probability_bytes(spec, variant) - SCRATCH_BYTES
         assert least <= facts[name, spec, variant].shared_bytes <= most, f"{name} {variant.key()}"

@@ -30,3 +30,23 @@ def test_the_default_has_the_numbers_of_vllm(
     assert (values["block_m"], values["block_n"], values["num_segments"]) == (block_m, block_n, num_segments)
     assert (variant.template, values["num_warps"], values["num_stages"]) == ("unified", 4, 3)
     assert why_invalid(variant, spec, TARGETS["sm_90"]) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "block_m", "block_n", "num_stages"),
+    [
+        (AttentionSpec(32, 8, 256), 16, 32, 3),
+        (AttentionSpec(32, 8, 264), 16, 16, 3),
+        (AttentionSpec(71, 1, 512), 32, 16, 3),
+        (AttentionSpec(71, 1, 64, v_head_dim=512), 32, 16, 3),
+        (AttentionSpec(71, 1, 512, "float32"), 16, 16, 1),
+    ],
+)
+def test_the_default_of_large_heads_fits_every_target(
+    spec: AttentionSpec, block_m: int, block_n: int, num_stages: int
+):
+    values = default_variant(spec, Batch.parse("17x1@1000"), 16).as_dict()
+    assert (values["block_m"], values["block_n"], values["num_stages"]) == (block_m, block_n, num_stages)
+    for gpu in TARGETS.values():
+        for batch in ("1x1@1000", "17x1@1000", "1x512@10"):
+            assert why_invalid(default_variant(spec, Batch.parse(batch), 16), spec, gpu) is None

@@ -8,15 +8,17 @@ from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.heuristic import candidates, heuristic_variant
+from attention_tuner.kernel_templates.limits import registers_of
 from attention_tuner.kernel_templates.spec import HEAD_DIMS, AttentionSpec
 from attention_tuner.kernel_templates.template import why_invalid
 
-GPUS = [*TARGETS.values(), INTERPRETER, Gpu("small", (7, 5), 40, 64 * 1024, 0)]
+SMALL = Gpu("small", (7, 5), 40, 64 * 1024, 0)
+GPUS = [*TARGETS.values(), INTERPRETER, SMALL]
 BATCHES = ["1x512@16384,63x1@32768", "4x1@48", "32x6@20000", "1x8192@0"]
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", [dim for dim in HEAD_DIMS if dim <= 256])
 @pytest.mark.parametrize("batch", BATCHES)
 def test_it_is_valid_everywhere(gpu: Gpu, head_dim: int, batch: str):
     for page_size in (16, 48, 528, 128):
@@ -47,6 +49,43 @@ def test_every_layer_has_a_heuristic_and_a_default_where_anything_can_run(gpu: G
             assert why_invalid(variant, spec, gpu) is None
             if gpu.name != "small":
                 assert why_invalid(default_variant(spec, batch, page_size), spec, gpu) is None
+
+
+# Beyond 256 all are padded to 512.
+LARGE: list[dict[str, object]] = [
+    {"head_dim": 512}, {"head_dim": 264}, {"head_dim": 64, "v_head_dim": 512}, {"head_dim": 504, "v_head_dim": 32},
+    {"head_dim": 384, "dtype": "float16", "kv_dtype": "float8_e5m2"}, {"head_dim": 512, "dtype": "float32"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", GPUS[:-1], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("values", LARGE, ids=str)
+def test_layers_of_large_heads_have_a_heuristic_and_a_default_on_every_target(gpu: Gpu, values: dict[str, object]):
+    for text, heads, page_size in itertools.product(BATCHES, ((32, 8), (71, 1), (4, 4)), (16, 528, 128)):
+        spec, batch = AttentionSpec(*heads, **values), Batch.parse(text)  # pyright: ignore
+        variant = heuristic_variant(spec, BatchBucket.of(batch), page_size, gpu)
+        assert why_invalid(variant, spec, gpu) is None
+        assert why_invalid(default_variant(spec, batch, page_size), spec, gpu) is None
+
+
+def test_heads_too_large_for_a_gpu_are_refused():
+    with pytest.raises(VariantError, match="its tiles exceed the GPU's shared memory"):
+        heuristic_variant(AttentionSpec(32, 8, 512), BatchBucket.of(Batch.parse("32x6@20000")), 16, SMALL)
+
+
+def test_large_heads_have_warps_enough_for_their_accumulators():
+    bucket = BatchBucket.of(Batch.parse(BATCHES[0]))
+    for head_dim, warps in ((64, 4), (256, 4), (512, 8)):
+        variant = heuristic_variant(AttentionSpec(8, 2, head_dim), bucket, 16, TARGETS["sm_100"])
+        assert (variant.number("block_m"), variant.number("num_warps")) == (64, warps)
+    for text, value_dim in itertools.product(BATCHES, (256, 512)):
+        spec, bucket = AttentionSpec(8, 2, 64, v_head_dim=value_dim), BatchBucket.of(Batch.parse(text))
+        for variant in candidates(spec, bucket, 16, TARGETS["sm_100"]):
+            values = variant.as_dict()
+            for part in ("", "decode_"):
+                warps = int(values.get(f"{part}num_warps", variant.number("num_warps")))
+                assert value_dim <= 128 * warps
+                assert warps == 8 or int(values.get(f"{part}block_m", 16)) * value_dim <= registers_of(warps)
 
 
 def test_verification_gets_taller_tiles_than_decode():

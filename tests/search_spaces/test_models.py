@@ -20,6 +20,7 @@ PUBLISHED = {
     "deepseek-v2-lite-mha": (16, 16, 192, 27),
     "gemma-2-9b": (16, 8, 256, 42),
     "gemma-3-27b": (32, 16, 128, 62),
+    "gemma-4-31b": (32, 16, 256, 60),
     "gpt-oss-20b": (64, 8, 64, 24),
     "gpt-oss-120b": (64, 8, 64, 36),
     "llama-3-8b": (32, 8, 128, 32),
@@ -47,6 +48,10 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     "gemma-3-27b": {
         SLIDING: {"sliding_window": 1024, "scale": pytest.approx(168**-0.5)},
         FULL: {"scale": pytest.approx(168**-0.5)},
+    },
+    "gemma-4-31b": {
+        SLIDING: {"sliding_window": 1024, "scale": 1.0},
+        FULL: {"head_dim": 512, "num_kv_heads": 4, "scale": 1.0},
     },
     "gpt-oss-20b": {SLIDING: {"sliding_window": 128, "has_sinks": True}, FULL: {"has_sinks": True}},
     "gpt-oss-120b": {SLIDING: {"sliding_window": 128, "has_sinks": True}, FULL: {"has_sinks": True}},
@@ -243,6 +248,21 @@ def test_sliding_layers_can_have_heads_and_sinks_of_their_own(write: Write) -> N
     }
 
 
+@pytest.mark.parametrize(("shared", "kv_heads"), [
+    ({}, 4), ({"attention_k_eq_v": False}, 4), ({"attention_k_eq_v": True}, 1),
+])  # fmt: skip
+def test_full_layers_of_gemma_4_have_kv_heads_of_their_own_where_values_are_made_of_keys(
+    write: Write, shared: dict[str, bool], kv_heads: int
+) -> None:
+    path = write(model_type="gemma4_text", num_key_value_heads=4, num_global_key_value_heads=1, head_dim=256,
+                 sliding_window=512, num_hidden_layers=12, **shared)
+    assert model_layers(path) == {
+        SLIDING: AttentionSpec(8, 4, 256, sliding_window=512, scale=1.0),
+        FULL: AttentionSpec(8, kv_heads, 512, scale=1.0),
+    }
+    assert layer_counts(path) == {SLIDING: 10, FULL: 2}
+
+
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
@@ -260,7 +280,7 @@ def test_sliding_layers_can_have_heads_and_sinks_of_their_own(write: Write) -> N
         ({"blocksparse_block_size": 64}, "block-sparse attention"),
         ({"attention_types": [[["global", "local"], 3]]}, "local attention of GPT-Neo's kind"),
         ({"block_configs": [{}]}, "layers that differ in their number of heads"),
-        ({"model_type": "gemma4_text"}, "a head size of 512"),
+        ({"global_head_dim": 768}, "a head size of 768"),
         ({"head_dim": 100}, "a head size of 100"),
         ({"v_head_dim": 12}, "a value head size of 12"),
     ],
