@@ -12,7 +12,7 @@ from ..kernel_templates.variant import Variant
 
 Source = Literal["exact", "bucket", "neighbour", "heuristic"]
 """Where an answer comes from: a config tuned on this very batch, on another one of its bucket, on the nearest bucket
-that has one, or none."""
+that has one which may answer there (`Chain`), or none."""
 
 SOURCES: tuple[Source, ...] = get_args(Source)
 """The sources in the order in which they are asked, the best first."""

@@ -111,12 +111,12 @@ class ConfigTable:
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
         """The variant to run for `asked`, always one that is valid here.
 
-        The nearest bucket's config comes first, where it is within reach; within a bucket a fresh one before a stale
-        one, then one for this very batch, then one of the earlier place (the user's own before a shipped one), then one
-        that passed the full check. Only configs of a GPU of this name and size are considered, unless the chain names
-        others. Raises `VariantError` when no variant can run at all, as with a page size that is no multiple of 16,
-        `NotTunedError` when the answer would come from further down than the chain accepts, and `InputError` for what
-        is no question.
+        The nearest bucket's config comes first, where it is within reach and cuts keys or is of this very bucket;
+        within a bucket a fresh one before a stale one, then one for this very batch, then one of the earlier place (the
+        user's own before a shipped one), then one that passed the full check. Only configs of a GPU of this name and
+        size are considered, unless the chain names others. Raises `VariantError` when no variant can run at all, as
+        with a page size that is no multiple of 16, `NotTunedError` when the answer would come from further down than
+        the chain accepts, and `InputError` for what is no question.
         """
         try:
             bucket = asked if isinstance(asked, BatchBucket) else BatchBucket.of(asked)

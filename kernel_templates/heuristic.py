@@ -69,7 +69,7 @@ _HOPPER_HYBRID = (
 )
 # Where short sequences differ in length and there are heads enough, so that few of them are cut, this one comes first:
 # whoever is done takes the next.
-_HOPPER_SKEWED = _HOPPER_HYBRID[3]
+_HOPPER_SKEWED = (128, 3, 4, 1, "items", "long_first", "dynamic")
 _HOPPER_LONG = (
     (128, 2, 1, 1, "items", "long_first", "grid", "last_program"),
     (128, 2, 1, 1, "items", "long_first", "grid"),
@@ -109,7 +109,9 @@ def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gp
 def _whole(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[tuple[Variant, ...]]:
     """For many sequences of few keys each, a program for each, with the numbers of vLLM's kernel."""
     is_filled = bucket.short_seqs * spec.num_kv_heads >= gpu.num_sms
-    if is_filled and not bucket.has_part("long") and bucket.short_kv <= _FEW_KEYS * bucket.short_seqs:
+    # Of the longest sequence, not of the mean: nothing evens them out.
+    has_few_keys = bucket.short_kv * bucket.short_skew <= _FEW_KEYS * bucket.short_seqs
+    if is_filled and has_few_keys and not bucket.has_part("long"):
         values = {"block_m": _short_m(spec, bucket), "block_n": 32, "num_segments": 1, "num_warps": 4, "num_stages": 3}
         yield (Variant.of("unified", page_size, values),)
 

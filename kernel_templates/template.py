@@ -49,8 +49,8 @@ class Dimension:
 class Constraint:
     """A rule that a template's variants keep, and the reason given for one that breaks it.
 
-    `holds` answers for every combination of the template's choices, also for one that breaks another rule. The fewer
-    values of the variant it looks at, the faster a search space is listed.
+    `holds` answers for every combination of the template's choices, also for one that breaks another rule. It looks at
+    values of the variant, and neither at its type nor at a copy; the fewer, the faster a search space is listed.
     """
 
     reason: str
@@ -69,7 +69,7 @@ class Template:
     `writes_lse` it cannot be asked for the log-sum-exp; without `is_portable` it runs on one architecture only.
     `traits` are what all its variants share and therefore do not say, by which they compare with those of others:
     values of dimensions that others have, `partials_per_item`, and `launches` for batches of both parts. Raises
-    `TunerError` when a dimension could come by a value that is not among its choices.
+    `TunerError` when a dimension could come by a value that is not among its choices, or has one twice.
     """
 
     name: str
@@ -88,6 +88,8 @@ class Template:
             if lacking:
                 raise TunerError(f"dimension {d.name!r} of template {self.name!r} lacks the choice {lacking.pop()!r}, "
                                  "which hybrid batches or its counterpart have")
+            if any(len(set(values)) < len(values) for values in (d.choices, d.hybrid)):
+                raise TunerError(f"dimension {d.name!r} of template {self.name!r} lists a choice twice")
 
     @property
     def rules(self) -> tuple[Constraint, ...]:

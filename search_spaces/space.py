@@ -88,8 +88,8 @@ def _reasons(
     return reasons.ravel().tolist()
 
 
-class _Unknown(Exception):
-    """The value of the dimension of this name was asked for, and is not known."""
+class _Unknown(BaseException):
+    """The value of the dimension of this name was asked for, and is not known. No rule should catch it."""
 
 
 class _Partial(Variant):

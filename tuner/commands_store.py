@@ -78,8 +78,8 @@ def lookup(
     """Say which variant to run for a batch.
 
     That is the nearest tuned config that is valid here, of the database or of those that ship, and the answer says how
-    near: exact (tuned on this batch), bucket (on one like it) or neighbour (on the nearest bucket); or heuristic, where
-    nothing tuned fits.
+    near: exact (tuned on this batch), bucket (on one like it) or neighbour (on the nearest bucket, unless that leaves
+    keys whole); or heuristic, where nothing tuned fits.
 
     \b
     Example:

@@ -51,7 +51,7 @@ def database(tmp_path: Path) -> str:
     """Two chunks whose winners were timed on both, in a database and in an export beside it."""
     one, other = (config for config in shipped_configs() if config.batch in ("1x2048@30720", "1x512@32256")
                   and config.variant.page_size == 16 and config.shape.spec.num_q_heads == 32)
-    other = replace(other, variant=one.variant.replace(waves=1 - one.variant.number("waves")))
+    other = replace(other, variant=one.variant.replace(waves=3 - one.variant.number("waves")))
     export_json([one, other], tmp_path / "configs.json")
     with Store.open(tmp_path / "tuner.db") as store:
         store.put_best(one, other)

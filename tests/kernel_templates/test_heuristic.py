@@ -10,7 +10,7 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.heuristic import candidates, heuristic_variant
 from attention_tuner.kernel_templates.limits import registers_of
 from attention_tuner.kernel_templates.spec import HEAD_DIMS, AttentionSpec
-from attention_tuner.kernel_templates.template import why_invalid
+from attention_tuner.kernel_templates.template import leaves_keys_whole, why_invalid
 
 SMALL = Gpu("small", (7, 5), 40, 64 * 1024, 0)
 GPUS = [*TARGETS.values(), INTERPRETER, SMALL]
@@ -131,6 +131,43 @@ def test_hopper_tries_its_own_template_first(batch: str):
         assert templates[:3] == ["gluon_hopper"] * 3
         assert templates[-1] in {"fused", "persistent"}
     assert candidates(spec, bucket, 16, TARGETS["sm_100"])[0].template == "fused"
+
+
+@pytest.mark.parametrize(
+    ("batch", "whole"),
+    [
+        ("256x1@1023", True),
+        # As many keys in all, of which one sequence has half; too many keys; programs too few; a chunk beside them.
+        ("1x1@130000,255x1@511", False),
+        ("256x1@4095", False),
+        ("8x1@1023", False),
+        ("256x1@1023,1x512@512", False),
+    ],
+)
+def test_many_sequences_of_few_keys_are_left_whole(batch: str, whole: bool):
+    spec, bucket = AttentionSpec(32, 8, 128), BatchBucket.of(Batch.parse(batch))
+    for gpu in ("sm_80", "sm_90"):
+        first = candidates(spec, bucket, 16, TARGETS[gpu])[0]
+        assert (first.template == "unified") is whole
+        assert leaves_keys_whole(first) is whole
+
+
+def test_on_hopper_units_are_drawn_where_lengths_differ():
+    even, skewed = (BatchBucket.of(Batch.parse(text)) for text in ("1x512@512,8x1@2000", "1x512@512,7x1@500,1x1@9000"))
+    for spec, bucket, drawn in ((AttentionSpec(32, 8, 128), skewed, True), (AttentionSpec(32, 8, 128), even, False),
+                                (AttentionSpec(8, 1, 128), skewed, False)):  # fmt: skip
+        first = candidates(spec, bucket, 16, TARGETS["sm_90"])[0]
+        assert (first.text("dispatch") == "dynamic") is drawn
+
+
+def test_tiles_of_large_heads_take_two_stages_where_more_do_not_fit():
+    bucket = BatchBucket.of(Batch.parse("1x8192@0"))
+    stages = {
+        dim: {v.number("num_stages") for v in candidates(AttentionSpec(8, 2, dim), bucket, 16, TARGETS["sm_80"])
+              if v.template == "fused" and v.number("block_n") == 128}
+        for dim in (64, 128)
+    }  # fmt: skip
+    assert stages == {64: {3}, 128: {2}}
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90"])

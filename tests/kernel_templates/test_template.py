@@ -67,6 +67,12 @@ def test_what_a_dimension_can_become_is_among_its_choices(dimension: Dimension):
         Template("t", "m:C", (dimension, Dimension("decode_warps", (1, 4))))
 
 
+def test_a_choice_is_listed_once():
+    for dimension in (Dimension("warps", (1, 2, 2)), Dimension("warps", (1, 2), hybrid=(2, 2))):
+        with pytest.raises(TunerError, match="dimension 'warps' of template 't' lists a choice twice"):
+            Template("t", "m:C", (dimension,))
+
+
 def test_some_of_the_variants_are_made_in_their_order():
     every = list(FUSED.variants(DECODE, GPU, 16))
     kept = (index % 3 == 0 for index in range(len(every)))

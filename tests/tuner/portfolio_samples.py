@@ -32,14 +32,14 @@ SMALL, MIDDLE, LARGE = (Batch.parse(text) for text in ("8x1@1100", "8x1@2000", "
 DEFAULT = default_variant(SPEC, SMALL, 16)
 
 
-def unified(block_n: int, segments: int = 1, page_size: int = 16) -> Variant:
+def unified(block_n: int, segments: int = 2, page_size: int = 16) -> Variant:
     """A variant whose kernel is told by its `block_n`; how many segments there are is only planned."""
     values = {"block_m": 16, "block_n": block_n, "num_segments": segments, "num_stages": 1, "num_warps": 1}
     return Variant.of("unified", page_size, values)
 
 
 A, B, C = unified(16), unified(64), unified(128)
-A2 = unified(16, segments=2)
+A2 = unified(16, segments=4)
 
 
 def best_config(
