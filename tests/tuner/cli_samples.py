@@ -28,8 +28,7 @@ def config(gpu: Gpu = INTERPRETER, batch: Batch = BATCH, ms: float = 2.0, full_c
     return BestConfig(
         shape=Shape.of(SPEC, batch),
         gpu=gpu,
-        # Keys are cut, so that it may answer for other buckets.
-        variant=default_variant(SPEC, batch, 16).replace(num_segments=2),
+        variant=default_variant(SPEC, batch, 16),
         timing=Timing((ms,), regime),
         default_timing=Timing((2 * ms,), regime),
         verdict=Verdict.FAST,

@@ -34,7 +34,9 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    return database(tmp_path, config(), config(H100), config(batch=Batch.parse("2x1@48")))
+    configs = (config(), config(H100), config(batch=Batch.parse("2x1@48")))
+    # Keys are cut, so that they may answer for other buckets.
+    return database(tmp_path, *(replace(each, variant=each.variant.replace(num_segments=2)) for each in configs))
 
 
 def documents(lines: Lines, name: str) -> list[dict[str, object]]:
