@@ -104,7 +104,7 @@ def check(variant: Variant, spec: AttentionSpec, batch: Batch, seed: int = 0, te
 
 
 @given(SPECS, BATCHES, VARIANTS, st.integers(0, 99))
-@settings(deadline=None, max_examples=80, derandomize=True,
+@settings(deadline=None, max_examples=60, derandomize=True,
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])  # fmt: skip
 def test_any_combination_is_right(spec: AttentionSpec, batch: Batch, variant: Variant, seed: int):
     assume(why_invalid(variant, spec, INTERPRETER) is None)
