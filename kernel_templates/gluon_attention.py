@@ -1,37 +1,30 @@
 """The attention kernel for Hopper, warp-specialised: one warp loads, two warpgroups of 64 rows compute.
 
 K and V tiles go through a ring of stages in shared memory; each stage has a barrier that says it is full and one that
-says it is empty. Of a long sequence each consumer computes its half of the rows, and overlaps the softmax of one tile
-with the products of the next (FlashAttention-3, arXiv:2407.08608). Of a short one, whose rows fit in one half, the
-consumers take the key tiles in turn and write a partial result each. A program computes unit after unit, a unit being
-an item of the work list for one KV head; the ring runs on across them, so that the next unit's keys are on their way
-while the last one is finished. Units are dealt beforehand, or drawn: then the loading warp draws a ticket for the unit
-after the one that it loads, and announces it to the consumers through shared memory.
+says it is empty. Of a long sequence each consumer computes its half of the rows; of a short one, whose rows fit in one
+half, the consumers take the key tiles in turn and write a partial result each. A program computes unit after unit, a
+unit being an item of the work list for one KV head; the ring runs on across them, so that the next unit's keys are on
+their way while the last one is finished. Units are dealt beforehand, or drawn: then the loading warp draws a ticket for
+the unit after the one that it loads, and announces it to the consumers through shared memory.
 """
 
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from .arithmetic import ANY_NAN, HALF_SLACK, LOWEST, shift_of
+from .arithmetic import LOWEST
 from .batch import SHORT_QUERY
 from .gluon_compat import barrier, copy_to_shared, load_to_shared
 from .gluon_merge import merge_if_last
+from .gluon_tiles import ROWS, attend_long, attend_short, product_layout
 from .plan import ITEM_FIELDS, MERGE_FIELDS
 
 ITEM: gl.constexpr = gl.constexpr(ITEM_FIELDS)
 MERGE: gl.constexpr = gl.constexpr(MERGE_FIELDS)
 SHORT_TOKENS: gl.constexpr = gl.constexpr(SHORT_QUERY)
-# Rows of one consumer: what one warpgroup product takes.
-ROWS: gl.constexpr = gl.constexpr(64)
 # Registers that three warpgroups have together for each thread of one: what loads gets what two that compute leave.
 REGISTERS_OF_ALL: gl.constexpr = gl.constexpr(504)
 
@@ -145,51 +138,6 @@ def produce(
 
 
 @gluon.jit
-def mask(scores, first, position, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
-    """The scores of keys from `first` on, minus infinity where a row must not see the key."""
-    key = first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
-    return gl.where(key[None, :] <= position[:, None], scores, float("-inf"))
-
-
-@gluon.jit
-def softmax(scores, row_max, row_sum, qk_scale, DTYPE: gl.constexpr):
-    """The probabilities, the new maximum and sum of each row, and what the accumulator shrinks by.
-
-    Probabilities are multiplied by values of DTYPE. The maximum may be less by a constant, as in `attention.attend`.
-    """
-    SHIFT: gl.constexpr = shift_of(DTYPE)
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * qk_scale - SHIFT)
-    shrink = gl.exp2(row_max - new_max)
-    exponents = scores * qk_scale - new_max[:, None]
-    if SHIFT > 0.0:
-        # As `arithmetic.weights` does.
-        exponents = gl.minimum(exponents, SHIFT + HALF_SLACK, propagate_nan=ANY_NAN)
-    p = gl.exp2(exponents)
-    return p, new_max, row_sum * shrink + gl.sum(p, 1), shrink
-
-
-@gluon.jit
-def clear_unwritten(v_tile, num_written, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Zero the values of slots that were never written: a probability of 0 does not cancel a NaN."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
-    key = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, layout))
-    v = v_tile.load(layout)
-    v_tile.store(gl.where((key < num_written)[:, None], v, 0.0).to(v.dtype))
-    fence_async_shared()
-
-
-@gluon.jit
-def pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES: gl.constexpr):
-    """Let a tile go by that the other consumer uses: who skipped its barriers would mistake a later phase for it."""
-    stage = count % STAGES
-    phase = (count // STAGES) & 1
-    mbarrier.wait(k_full.index(stage), phase)
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    mbarrier.wait(v_full.index(stage), phase)
-    mbarrier.arrive(v_empty.index(stage), count=1)
-
-
-@gluon.jit
 def copy_q(
     q, q_tile, item, kv_head, stride_q_token, stride_q_head,
     WARPGROUP: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
@@ -204,102 +152,6 @@ def copy_q(
     offset = (q_start + row // GROUP).to(gl.int64) * stride_q_token + (kv_head * GROUP + row % GROUP) * stride_q_head
     copy_to_shared(q_tile, q + offset[:, None] + dims[None, :], mask=(row < num_rows)[:, None])
     async_copy.commit_group()
-
-
-@gluon.constexpr_function
-def product_layout(columns: int) -> gl.NVMMADistributedLayout:
-    """How a warpgroup holds a product of 64 rows."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
-
-
-@gluon.jit
-def attend_short(
-    state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
-    position, qk_scale,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Fold every second tile, from tile WARPGROUP on, into `state` (accumulator, row maximum, row sum).
-
-    The other consumer's products run during this one's softmax. `count` tiles went through the ring before.
-    """
-    score_layout: gl.constexpr = product_layout(BLOCK_N)
-    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
-    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
-    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
-    acc, row_max, row_sum = state
-    if WARPGROUP == 1:
-        pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES)
-    for j in range(WARPGROUP, num_tiles, 2):
-        stage = (count + j) % STAGES
-        phase = ((count + j) // STAGES) & 1
-        mbarrier.wait(k_full.index(stage), phase)
-        scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        scores = warpgroup_mma_wait(0, deps=[scores])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        if j < num_masked:
-            scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
-        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
-        p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
-        mbarrier.wait(v_full.index(stage), phase)
-        if (j == 0) & (unwritten > 0):
-            clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
-        next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[next_acc])
-        mbarrier.arrive(v_empty.index(stage), count=1)
-        if j + 1 < num_tiles:
-            pass_tile(count + j + 1, k_full, k_empty, v_full, v_empty, STAGES)
-    return acc, row_max, row_sum
-
-
-@gluon.jit
-def attend_long(
-    state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
-    position, qk_scale,
-    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Fold every tile into `state`; the softmax of one runs during the products of its scores' successor."""
-    score_layout: gl.constexpr = product_layout(BLOCK_N)
-    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
-    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
-    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
-    acc, row_max, row_sum = state
-    stage = count % STAGES
-    phase = (count // STAGES) & 1
-    mbarrier.wait(k_full.index(stage), phase)
-    scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    scores = mask(scores, top, position, BLOCK_N, score_layout)
-    p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
-    p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-    if unwritten > 0:
-        mbarrier.wait(v_full.index(stage), phase)
-        # Both consumers write the same zeros.
-        clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
-    for j in range(1, num_tiles):
-        last_stage = stage
-        last_phase = phase
-        stage = (count + j) % STAGES
-        phase = ((count + j) // STAGES) & 1
-        mbarrier.wait(k_full.index(stage), phase)
-        next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        mbarrier.wait(v_full.index(last_stage), last_phase)
-        next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[next_scores])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        if j < num_masked:
-            scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
-        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
-        acc = warpgroup_mma_wait(0, deps=[next_acc])
-        mbarrier.arrive(v_empty.index(last_stage), count=1)
-        p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
-    mbarrier.wait(v_full.index(stage), phase)
-    next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[next_acc])
-    mbarrier.arrive(v_empty.index(stage), count=1)
-    return acc, row_max, row_sum
 
 
 @gluon.jit
@@ -384,7 +236,7 @@ def consume(
         else:
             state = attend_long(
                 state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked,
-                unwritten, top, position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
+                unwritten, top, position, qk_scale, WARPGROUP, BLOCK_N, HEAD_DIM, STAGES,
             )  # fmt: skip
         count += num_tiles
         index = announced(round, ticket_ring, ticket_full, ticket_empty) if DYNAMIC else dealt(round + 1)

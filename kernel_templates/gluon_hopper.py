@@ -74,7 +74,8 @@ GLUON_HOPPER = Template(
     traits=(("kv_load", "tma"), ("num_warps", 9), ("block_m", LONG_ROWS), ("partials_per_item", 2)),
     sources=(
         __name__,
-        *(f"{__package__}.{name}" for name in ("fused", "gluon_attention", "gluon_compat", "gluon_merge")),
+        *(f"{__package__}.{name}"
+          for name in ("fused", "gluon_attention", "gluon_compat", "gluon_merge", "gluon_tiles")),
         *SHARED_SOURCES,
     ),
 )

@@ -36,10 +36,10 @@ def test_it_compiles_to_warpgroup_products_within_the_shared_memory_foretold():
         assert facts.tensor_core == "wgmma.mma_async"
         foretold = shared_memory_bytes(variant, spec)
         assert foretold - 1024 <= facts.shared_bytes <= foretold
-        # As many as three warpgroups can start with; what spills is a few values of the loading warp.
+        # As many as three warpgroups can start with; what spills are values of the masked and the last steps.
         assert facts.registers == 168
         assert facts.stack_bytes is not None
-        assert facts.stack_bytes <= 256
+        assert facts.stack_bytes <= 288
 
 
 @pytest.mark.parametrize("registers", [232, 240])

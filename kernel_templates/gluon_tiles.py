@@ -1,0 +1,200 @@
+"""What a consumer of `gluon_hopper` does with the key tiles of a unit: scores, softmax and the product with values.
+
+Of a long sequence it overlaps the softmax of one tile with the product of the last (FlashAttention-3,
+arXiv:2407.08608); of a short one it takes every second tile.
+"""
+
+# pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .arithmetic import ANY_NAN, HALF_SLACK, shift_of
+
+# Rows of one consumer: what one warpgroup product takes.
+ROWS: gl.constexpr = gl.constexpr(64)
+# The first of two hardware barriers that Triton does not use.
+FREE_BARRIER: gl.constexpr = gl.constexpr(8)
+
+
+@gluon.constexpr_function
+def product_layout(columns: int) -> gl.NVMMADistributedLayout:
+    """How a warpgroup holds a product of 64 rows."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.jit
+def mask(scores, first, position, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
+    """The scores of keys from `first` on, minus infinity where a row must not see the key."""
+    key = first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
+    return gl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+
+
+@gluon.jit
+def softmax(scores, row_max, row_sum, qk_scale, DTYPE: gl.constexpr):
+    """The probabilities, the new maximum and sum of each row, and what the accumulator shrinks by.
+
+    Probabilities are multiplied by values of DTYPE. The maximum may be less by a constant, as in `attention.attend`.
+    """
+    SHIFT: gl.constexpr = shift_of(DTYPE)
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * qk_scale - SHIFT)
+    shrink = gl.exp2(row_max - new_max)
+    exponents = scores * qk_scale - new_max[:, None]
+    if SHIFT > 0.0:
+        # As `arithmetic.weights` does.
+        exponents = gl.minimum(exponents, SHIFT + HALF_SLACK, propagate_nan=ANY_NAN)
+    p = gl.exp2(exponents)
+    return p, new_max, row_sum * shrink + gl.sum(p, 1), shrink
+
+
+@gluon.jit
+def clear_unwritten(v_tile, num_written, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Zero the values of slots that were never written: a probability of 0 does not cancel a NaN."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    key = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, layout))
+    v = v_tile.load(layout)
+    v_tile.store(gl.where((key < num_written)[:, None], v, 0.0).to(v.dtype))
+    fence_async_shared()
+
+
+@gluon.jit
+def pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES: gl.constexpr):
+    """Let a tile go by that the other consumer uses: who skipped its barriers would mistake a later phase for it."""
+    stage = count % STAGES
+    phase = (count // STAGES) & 1
+    mbarrier.wait(k_full.index(stage), phase)
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    mbarrier.wait(v_full.index(stage), phase)
+    mbarrier.arrive(v_empty.index(stage), count=1)
+
+
+@gluon.jit
+def fold(
+    state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top, position,
+    qk_scale,
+    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fold tile j into `state` (accumulator, row maximum, row sum), one step after the other."""
+    score_layout: gl.constexpr = product_layout(BLOCK_N)
+    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
+    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
+    acc, row_max, row_sum = state
+    stage = (count + j) % STAGES
+    phase = ((count + j) // STAGES) & 1
+    mbarrier.wait(k_full.index(stage), phase)
+    scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    if j < num_masked:
+        scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
+    p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
+    p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+    mbarrier.wait(v_full.index(stage), phase)
+    if (j == 0) & (unwritten > 0):
+        # Each consumer of a long sequence that has rows writes the same zeros.
+        clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
+    next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[next_acc])
+    mbarrier.arrive(v_empty.index(stage), count=1)
+    return acc, row_max, row_sum
+
+
+@gluon.jit
+def attend_short(
+    state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
+    position, qk_scale,
+    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fold every second tile, from tile WARPGROUP on, into `state`.
+
+    The other consumer's products run during this one's softmax. `count` tiles went through the ring before.
+    """
+    if WARPGROUP == 1:
+        pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES)
+    for j in range(WARPGROUP, num_tiles, 2):
+        state = fold(
+            state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top,
+            position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
+        )  # fmt: skip
+        if j + 1 < num_tiles:
+            pass_tile(count + j + 1, k_full, k_empty, v_full, v_empty, STAGES)
+    return state
+
+
+@gluon.constexpr_function
+def settling(barrier: int) -> str:
+    """PTX that waits at a barrier for 128 threads, if two sums are as positive as sums of exponentials are."""
+    return ("{ .reg .pred below; .reg .f32 least; .reg .b32 threads; min.f32 least, $2, $3; "
+            "setp.lt.f32 below, least, 0f00000000; selp.b32 threads, 129, 128, below; "
+            f"bar.sync {barrier}, threads; mov.b32 $0, $2; mov.b32 $1, $3; }}")
+
+
+@gluon.jit
+def settled(row_sum, WARPGROUP: gl.constexpr):
+    """`row_sum`, two rows a thread, not before it is known: a barrier of the warpgroup whose count depends on it.
+
+    What has no side effect, ptxas moves past the wait for a product, so that a softmax would begin when it is over.
+    """
+    return gl.inline_asm_elementwise(settling(FREE_BARRIER + WARPGROUP), "=&r,=&r,r,r", [row_sum], dtype=gl.float32,
+                                     is_pure=False, pack=2)
+
+
+@gluon.jit
+def attend_long(
+    state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
+    position, qk_scale,
+    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fold every tile into `state`: the masked ones, then the others, each one's softmax during the last one's product.
+
+    No branch may lie in a softmax that runs during a product, since ptxas would wait for the product there.
+    """
+    score_layout: gl.constexpr = product_layout(BLOCK_N)
+    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
+    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
+    for j in range(num_masked):
+        state = fold(
+            state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top,
+            position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
+        )  # fmt: skip
+    acc, row_max, row_sum = state
+    if num_masked < num_tiles:
+        stage = (count + num_masked) % STAGES
+        phase = ((count + num_masked) // STAGES) & 1
+        mbarrier.wait(k_full.index(stage), phase)
+        scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
+        p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+        for j in range(num_masked + 1, num_tiles):
+            last_stage = stage
+            last_phase = phase
+            stage = (count + j) % STAGES
+            phase = ((count + j) // STAGES) & 1
+            mbarrier.wait(k_full.index(stage), phase)
+            next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+            mbarrier.wait(v_full.index(last_stage), last_phase)
+            next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
+            scores = warpgroup_mma_wait(1, deps=[next_scores])
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
+            row_sum = settled(row_sum, WARPGROUP)
+            acc = warpgroup_mma_wait(0, deps=[next_acc])
+            mbarrier.arrive(v_empty.index(last_stage), count=1)
+            p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+            acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+        mbarrier.wait(v_full.index(stage), phase)
+        next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[next_acc])
+        mbarrier.arrive(v_empty.index(stage), count=1)
+    return acc, row_max, row_sum
