@@ -15,11 +15,10 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from .arithmetic import LOWEST
 from .batch import SHORT_QUERY
 from .gluon_compat import barrier, copy_to_shared, load_to_shared
 from .gluon_merge import merge_if_last
-from .gluon_tiles import ROWS, attend_long, attend_short, product_layout
+from .gluon_tiles import ROWS, attend_long, attend_short, no_tiles, product_layout, turn
 from .plan import ITEM_FIELDS, MERGE_FIELDS
 
 ITEM: gl.constexpr = gl.constexpr(ITEM_FIELDS)
@@ -162,13 +161,13 @@ def write(
 ):  # fmt: skip
     """Write the output, or the partial results `skip` rows after `slot`."""
     layout: gl.constexpr = product_layout(HEAD_DIM)
-    acc, row_max, row_sum = state
+    acc, row_max, row_sums = state
     local = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     row = first_row + local
     dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))
     valid = row < num_rows
     row_max = gl.convert_layout(row_max, gl.SliceLayout(1, layout))
-    row_sum = gl.convert_layout(row_sum, gl.SliceLayout(1, layout))
+    row_sum = gl.convert_layout(gl.sum(row_sums, 1), gl.SliceLayout(1, layout))
     if slot < 0:
         head = kv_head * GROUP + row % GROUP
         offset = (q_start + row // GROUP).to(gl.int64) * stride_o_token + head * stride_o_head
@@ -192,12 +191,14 @@ def consume(
 ):  # fmt: skip
     """Compute this consumer's share of each unit: its half of the rows, or every second tile of keys."""
     score_layout: gl.constexpr = product_layout(BLOCK_N)
-    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
     # Tiles that went through the ring before the unit.
     count = 0
     num_units = num_items * num_heads
     round = 0
     index = gl.program_id(0)
+    if WARPGROUP == 1:
+        # The first turn is the other's.
+        turn("arrive", 0)
     if index < num_units:
         item, number, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
         copy_q(q, q_tile, item, kv_head, stride_q_token, stride_q_head, WARPGROUP, GROUP, HEAD_DIM)
@@ -214,18 +215,14 @@ def consume(
         is_short = num_rows <= SHORT_TOKENS * GROUP
         # Of a long tile the second half of the rows follows the first, of a short one its second partial result does.
         skip = WARPGROUP * gl.where(is_short, gl.minimum(num_rows - first_row, ROWS), ROWS)
-        first_row += gl.where(is_short, 0, WARPGROUP * ROWS)
-        position = context_len + (first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, score_layout))) // GROUP
-        # The tiles, counted from the last, that hold a key which some row must not see.
+        # The tiles, counted from the last, that hold a key which some row must not see: for both consumers as many.
         visible = gl.maximum(context_len + first_row // GROUP + 1 - start, 0) // BLOCK_N
         num_masked = num_tiles - gl.minimum(visible, num_tiles)
+        first_row += gl.where(is_short, 0, WARPGROUP * ROWS)
+        position = context_len + (first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, score_layout))) // GROUP
         unwritten = num_tiles * BLOCK_N - (stop - start)
         top = start + (num_tiles - 1) * BLOCK_N
-        state = (
-            gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=acc_layout),
-            gl.full([ROWS], LOWEST, gl.float32, layout=gl.SliceLayout(1, score_layout)),
-            gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, score_layout)),
-        )
+        state = no_tiles(BLOCK_N, HEAD_DIM)
         async_copy.wait_group(0)
         fence_async_shared()
         if is_short:
@@ -254,6 +251,9 @@ def consume(
                 item, merges + number * MERGE, kv_head, is_short, WARPGROUP, out, partial_out, partial_max, partial_sum,
                 counters, partial_rows, stride_o_token, stride_o_head, GROUP, HEAD_DIM, ROWS,
             )  # fmt: skip
+    if WARPGROUP == 0:
+        # The turn that the other gave last: no barrier is left half full.
+        turn("sync", 0)
 
 
 @gluon.jit(do_not_specialize=["num_heads", "partial_rows", "stride_table"])

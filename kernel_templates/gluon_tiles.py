@@ -1,7 +1,7 @@
 """What a consumer of `gluon_hopper` does with the key tiles of a unit: scores, softmax and the product with values.
 
-Of a long sequence it overlaps the softmax of one tile with the product of the last (FlashAttention-3,
-arXiv:2407.08608); of a short one it takes every second tile.
+Of a long sequence two consumers take turns, so that the softmax of one runs during the products of the other
+(FlashAttention-3's ping-pong, arXiv:2407.08608); of a short one a consumer takes every second tile.
 """
 
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .arithmetic import ANY_NAN, HALF_SLACK, shift_of
+from .arithmetic import ANY_NAN, HALF_SLACK, LOWEST, shift_of
 
 # Rows of one consumer: what one warpgroup product takes.
 ROWS: gl.constexpr = gl.constexpr(64)
@@ -36,8 +36,23 @@ def mask(scores, first, position, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def softmax(scores, row_max, row_sum, qk_scale, DTYPE: gl.constexpr):
-    """The probabilities, the new maximum and sum of each row, and what the accumulator shrinks by.
+def sums_of_threads(p, BLOCK_N: gl.constexpr):
+    """The sums of each row's columns that one thread has, four for a row: added up after the last tile."""
+    return gl.sum(gl.sum(p.reshape([ROWS, BLOCK_N // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def no_tiles(BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """What has been computed of no tile: the accumulator, and of each row the maximum and four sums of exponentials."""
+    score_layout: gl.constexpr = product_layout(BLOCK_N)
+    acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=product_layout(HEAD_DIM))
+    row_max = gl.full([ROWS], LOWEST, gl.float32, layout=gl.SliceLayout(1, score_layout))
+    return acc, row_max, sums_of_threads(gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout), BLOCK_N)
+
+
+@gluon.jit
+def softmax(scores, row_max, row_sums, qk_scale, DTYPE: gl.constexpr, BLOCK_N: gl.constexpr):
+    """The probabilities, the new maximum and sums of each row, and what the accumulator shrinks by.
 
     Probabilities are multiplied by values of DTYPE. The maximum may be less by a constant, as in `attention.attend`.
     """
@@ -49,7 +64,8 @@ def softmax(scores, row_max, row_sum, qk_scale, DTYPE: gl.constexpr):
         # As `arithmetic.weights` does.
         exponents = gl.minimum(exponents, SHIFT + HALF_SLACK, propagate_nan=ANY_NAN)
     p = gl.exp2(exponents)
-    return p, new_max, row_sum * shrink + gl.sum(p, 1), shrink
+    row_sums = row_sums * gl.convert_layout(shrink, gl.SliceLayout(1, row_sums.type.layout))[:, None]
+    return p, new_max, row_sums + sums_of_threads(p, BLOCK_N), shrink
 
 
 @gluon.jit
@@ -79,12 +95,12 @@ def fold(
     qk_scale,
     BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Fold tile j into `state` (accumulator, row maximum, row sum), one step after the other."""
+    """Fold tile j into `state` (see `no_tiles`), one step after the other."""
     score_layout: gl.constexpr = product_layout(BLOCK_N)
     acc_layout: gl.constexpr = product_layout(HEAD_DIM)
     p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
-    acc, row_max, row_sum = state
+    acc, row_max, row_sums = state
     stage = (count + j) % STAGES
     phase = ((count + j) // STAGES) & 1
     mbarrier.wait(k_full.index(stage), phase)
@@ -93,17 +109,17 @@ def fold(
     mbarrier.arrive(k_empty.index(stage), count=1)
     if j < num_masked:
         scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
-    p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
+    p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, v_ring.dtype, BLOCK_N)
     p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
     mbarrier.wait(v_full.index(stage), phase)
     if (j == 0) & (unwritten > 0):
-        # Each consumer of a long sequence that has rows writes the same zeros.
+        # Each consumer of a long sequence writes the same zeros.
         clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
     next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[next_acc])
     mbarrier.arrive(v_empty.index(stage), count=1)
-    return acc, row_max, row_sum
+    return acc, row_max, row_sums
 
 
 @gluon.jit
@@ -129,21 +145,20 @@ def attend_short(
 
 
 @gluon.constexpr_function
-def settling(barrier: int) -> str:
-    """PTX that waits at a barrier for 128 threads, if two sums are as positive as sums of exponentials are."""
-    return ("{ .reg .pred below; .reg .f32 least; .reg .b32 threads; min.f32 least, $2, $3; "
-            "setp.lt.f32 below, least, 0f00000000; selp.b32 threads, 129, 128, below; "
-            f"bar.sync {barrier}, threads; mov.b32 $0, $2; mov.b32 $1, $3; }}")
+def turning(action: str, barrier: int) -> str:
+    """PTX by which the threads of two warpgroups meet at a barrier: those that wait, and those that only arrive."""
+    return f"bar.{action} {barrier}, 256; mov.b32 $0, $1;"
 
 
 @gluon.jit
-def settled(row_sum, WARPGROUP: gl.constexpr):
-    """`row_sum`, two rows a thread, not before it is known: a barrier of the warpgroup whose count depends on it.
+def turn(ACTION: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Wait for a consumer's turn to start its products ("sync"), or give it that turn ("arrive").
 
-    What has no side effect, ptxas moves past the wait for a product, so that a softmax would begin when it is over.
+    Turns alternate, over all units. Who gave two in a row would take the place of who waits, and hang both.
     """
-    return gl.inline_asm_elementwise(settling(FREE_BARRIER + WARPGROUP), "=&r,=&r,r,r", [row_sum], dtype=gl.float32,
-                                     is_pure=False, pack=2)
+    token = gl.full([128], 0, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(turning(ACTION, FREE_BARRIER + WARPGROUP), "=r,r", [token], dtype=gl.int32,
+                              is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -152,49 +167,56 @@ def attend_long(
     position, qk_scale,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Fold every tile into `state`: the masked ones, then the others, each one's softmax during the last one's product.
+    """Fold every tile into `state`, the products of one tile's values together with those of the next one's keys.
 
-    No branch may lie in a softmax that runs during a product, since ptxas would wait for the product there.
+    While a consumer's products run, the other one does its softmax; both consumers do as many tiles in turns. (ptxas
+    moves a softmax past the wait for any product of its own warpgroup, so that it would overlap nothing without turns.)
     """
     score_layout: gl.constexpr = product_layout(BLOCK_N)
     acc_layout: gl.constexpr = product_layout(HEAD_DIM)
     p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
-    for j in range(num_masked):
+    # Tiles that are folded one step after the other; the one after them may be masked too, no other.
+    ahead = gl.maximum(num_masked - 1, 0)
+    for j in range(ahead):
         state = fold(
             state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top,
             position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
         )  # fmt: skip
-    acc, row_max, row_sum = state
-    if num_masked < num_tiles:
-        stage = (count + num_masked) % STAGES
-        phase = ((count + num_masked) // STAGES) & 1
+    acc, row_max, row_sums = state
+    stage = (count + ahead) % STAGES
+    phase = ((count + ahead) // STAGES) & 1
+    mbarrier.wait(k_full.index(stage), phase)
+    scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    scores = mask(scores, top - ahead * BLOCK_N, position, BLOCK_N, score_layout)
+    p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, v_ring.dtype, BLOCK_N)
+    p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+    if (ahead == 0) & (unwritten > 0):
+        mbarrier.wait(v_full.index(stage), phase)
+        clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
+    for j in range(ahead + 1, num_tiles):
+        last_stage = stage
+        last_phase = phase
+        stage = (count + j) % STAGES
+        phase = ((count + j) // STAGES) & 1
         mbarrier.wait(k_full.index(stage), phase)
-        scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        scores = warpgroup_mma_wait(0, deps=[scores])
+        turn("sync", WARPGROUP)
+        next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        mbarrier.wait(v_full.index(last_stage), last_phase)
+        next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
+        turn("arrive", 1 - WARPGROUP)
+        scores = warpgroup_mma_wait(1, deps=[next_scores])
         mbarrier.arrive(k_empty.index(stage), count=1)
-        p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
+        p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, v_ring.dtype, BLOCK_N)
+        acc = warpgroup_mma_wait(0, deps=[next_acc])
+        mbarrier.arrive(v_empty.index(last_stage), count=1)
         p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
-        for j in range(num_masked + 1, num_tiles):
-            last_stage = stage
-            last_phase = phase
-            stage = (count + j) % STAGES
-            phase = ((count + j) // STAGES) & 1
-            mbarrier.wait(k_full.index(stage), phase)
-            next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-            mbarrier.wait(v_full.index(last_stage), last_phase)
-            next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
-            scores = warpgroup_mma_wait(1, deps=[next_scores])
-            mbarrier.arrive(k_empty.index(stage), count=1)
-            p, row_max, row_sum, shrink = softmax(scores, row_max, row_sum, qk_scale, v_ring.dtype)
-            row_sum = settled(row_sum, WARPGROUP)
-            acc = warpgroup_mma_wait(0, deps=[next_acc])
-            mbarrier.arrive(v_empty.index(last_stage), count=1)
-            p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-            acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
-        mbarrier.wait(v_full.index(stage), phase)
-        next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[next_acc])
-        mbarrier.arrive(v_empty.index(stage), count=1)
-    return acc, row_max, row_sum
+    mbarrier.wait(v_full.index(stage), phase)
+    next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[next_acc])
+    mbarrier.arrive(v_empty.index(stage), count=1)
+    return acc, row_max, row_sums

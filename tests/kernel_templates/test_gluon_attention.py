@@ -39,7 +39,7 @@ def test_it_compiles_to_warpgroup_products_within_the_shared_memory_foretold():
         # As many as three warpgroups can start with; what spills are values of the masked and the last steps.
         assert facts.registers == 168
         assert facts.stack_bytes is not None
-        assert facts.stack_bytes <= 288
+        assert facts.stack_bytes <= 352
 
 
 @pytest.mark.parametrize("registers", [232, 240])

@@ -18,7 +18,9 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 compile_variant(Variant.parse(sys.argv[1]), AttentionSpec.parse(sys.argv[2]), TARGETS["sm_90"], Batch.parse("1x64@100"))
 """
-# Of a tile of 64 rows and 128 keys by 128 threads.
+# Of the scores and of the values: tiles of 64 rows, 128 keys and 128 dimensions, 16 of them in each instruction.
+PRODUCTS = 2 * 8
+# Those of such a tile that each of 128 threads takes.
 EXPONENTIALS = 64
 
 
@@ -32,13 +34,14 @@ def machine_code(folder: Path) -> str:
     return subprocess.run([tool, "-c", str(cubin)], check=True, capture_output=True, text=True).stdout
 
 
-def test_a_softmax_runs_during_a_product_and_no_branch_lies_between(tmp_path: Path):
+def test_both_consumers_start_the_products_of_a_tile_in_turns(tmp_path: Path):
     code = machine_code(tmp_path)
-    # From where one of two products is over to where both are: in the loop of each consumer.
-    waits = r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;(.*?)WARPGROUP\.DEPBAR\.LE gsb0, 0x0 ;"
-    between = re.findall(waits, code, re.DOTALL)
-    assert len(between) == 2
-    for instructions in between:
-        assert len(re.findall(r"MUFU\.EX2", instructions)) >= EXPONENTIALS
-        # Neither a branch, at which ptxas would wait, nor a spill.
-        assert not re.search(r"\b(BRA|LDL|STL)\b", instructions)
+    # From where a consumer has its turn to where it gives the other one that, and on to the end of its softmax.
+    turn = rf"BAR\.SYNC\S* (0x[89]), 0x100 ;(.*?)BAR\.ARV (0x[89]), 0x100 ;((?:.*?MUFU\.EX2){{{EXPONENTIALS}}})"
+    turns = [found for found in re.findall(turn, code, re.DOTALL) if "HGMMA" in found[1]]
+    assert {(own, other) for own, _, other, _ in turns} == {("0x8", "0x9"), ("0x9", "0x8")}
+    for _, products, _, softmax in turns:
+        assert len(re.findall("HGMMA", products)) == PRODUCTS
+        assert "DEPBAR" not in products
+        assert len(re.findall(r"DEPBAR\.LE gsb0", softmax)) == 2
+        assert not re.search(r"\b(LDL|STL)\b", products + softmax), "a spill"
