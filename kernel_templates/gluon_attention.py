@@ -137,6 +137,13 @@ def produce(
 
 
 @gluon.jit
+def share_of(item, WARPGROUP: gl.constexpr, GROUP: gl.constexpr):
+    """Whether an item is of a short sequence, and the first row that a consumer computes of it."""
+    is_short = gl.load(item + 2) <= SHORT_TOKENS * GROUP
+    return is_short, gl.load(item + 3) + gl.where(is_short, 0, WARPGROUP * ROWS)
+
+
+@gluon.jit
 def copy_q(
     q, q_tile, item, kv_head, stride_q_token, stride_q_head,
     WARPGROUP: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
@@ -145,7 +152,7 @@ def copy_q(
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     q_start = gl.load(item)
     num_rows = gl.load(item + 2)
-    first_row = gl.load(item + 3) + gl.where(num_rows <= SHORT_TOKENS * GROUP, 0, WARPGROUP * ROWS)
+    _, first_row = share_of(item, WARPGROUP, GROUP)
     row = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))
     offset = (q_start + row // GROUP).to(gl.int64) * stride_q_token + (kv_head * GROUP + row % GROUP) * stride_q_head
@@ -207,18 +214,17 @@ def consume(
         q_start = gl.load(item)
         context_len = gl.load(item + 1)
         num_rows = gl.load(item + 2)
-        first_row = gl.load(item + 3)
+        tile_row = gl.load(item + 3)
         start = gl.load(item + 4)
         stop = gl.load(item + 5)
         slot = gl.load(item + 7)
         num_tiles = (stop - start + BLOCK_N - 1) // BLOCK_N
-        is_short = num_rows <= SHORT_TOKENS * GROUP
+        is_short, first_row = share_of(item, WARPGROUP, GROUP)
         # Of a long tile the second half of the rows follows the first, of a short one its second partial result does.
-        skip = WARPGROUP * gl.where(is_short, gl.minimum(num_rows - first_row, ROWS), ROWS)
+        skip = WARPGROUP * gl.where(is_short, gl.minimum(num_rows - tile_row, ROWS), ROWS)
         # The tiles, counted from the last, that hold a key which some row must not see: for both consumers as many.
-        visible = gl.maximum(context_len + first_row // GROUP + 1 - start, 0) // BLOCK_N
+        visible = gl.maximum(context_len + tile_row // GROUP + 1 - start, 0) // BLOCK_N
         num_masked = num_tiles - gl.minimum(visible, num_tiles)
-        first_row += gl.where(is_short, 0, WARPGROUP * ROWS)
         position = context_len + (first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, score_layout))) // GROUP
         unwritten = num_tiles * BLOCK_N - (stop - start)
         top = start + (num_tiles - 1) * BLOCK_N

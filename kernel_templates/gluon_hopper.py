@@ -29,11 +29,6 @@ def _fits(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
     return shared_memory_bytes(variant, spec) <= gpu.shared_memory_bytes
 
 
-def _fits_registers(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
-    # Of a warpgroup's 64 rows: accumulator and scores in float32, probabilities in half of that.
-    return spec.head_dim + variant.number("block_n") * 3 // 2 <= 2 * variant.number("registers")
-
-
 def _is_plain(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
     has_feature = (spec.sliding_window is not None or spec.logits_soft_cap is not None or spec.has_sinks
                    or spec.has_alibi or spec.has_tree_mask or spec.has_fp8_cache)  # fmt: skip
@@ -65,7 +60,6 @@ GLUON_HOPPER = Template(
             _is_plain,
         ),
         Constraint("its stages exceed the GPU's shared memory", _fits),
-        Constraint("a tile exceeds the registers of a warpgroup", _fits_registers),
         Constraint("partial results in bfloat16 are too coarse for another dtype", rounds_finely_enough),
     ),
     writes_lse=False,

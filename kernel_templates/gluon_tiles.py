@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .arithmetic import ANY_NAN, HALF_SLACK, LOWEST, shift_of
+from .gluon_compat import barrier
 
 # Rows of one consumer: what one warpgroup product takes.
 ROWS: gl.constexpr = gl.constexpr(64)
@@ -76,6 +77,8 @@ def clear_unwritten(v_tile, num_written, BLOCK_N: gl.constexpr, HEAD_DIM: gl.con
     v = v_tile.load(layout)
     v_tile.store(gl.where((key < num_written)[:, None], v, 0.0).to(v.dtype))
     fence_async_shared()
+    # Triton puts a barrier before the next product that may read this, which else is one of each turn of a loop.
+    barrier()
 
 
 @gluon.jit
