@@ -1,6 +1,6 @@
 """What merging partial results costs, and what takes it off the end of a launch.
 
-The config that a lookup gives, as it is and with a part left out: without the launch of the reduction that overlaps the
+The config that a lookup gives, with a launch of its own for the reduction, as it is and with a part left out: without the launch of the reduction that overlaps the
 attention kernel, with four rows a program of it whatever the batch, without both, and without any reduction (which
 computes nothing right, but says what the rest takes); and with the last program of a tile merging.
 """
@@ -63,9 +63,11 @@ def made(bench: Workbench, variant: Variant, way: str) -> Launcher:
 
 
 def ways_of(variant: Variant, task: Task, gpu: Gpu) -> dict[str, tuple[Variant, str]]:
-    """The variants to run, each with its way."""
-    found = {way: (variant, way) for way in WAYS}
-    if "reduction" in variant.as_dict():
+    """The variants to run, each with its way. What `variant` merges by itself, all but the last have a launch for."""
+    has_choice = "reduction" in variant.as_dict()
+    apart = variant.replace(reduction="kernel") if has_choice else variant
+    found = {way: (apart, way) for way in WAYS}
+    if has_choice:
         last = variant.replace(reduction="last_program")
         if why_invalid(last, task.spec, gpu) is None:
             found[LAST] = (last, "as it is")

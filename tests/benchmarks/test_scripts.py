@@ -13,9 +13,13 @@ from types import ModuleType
 import pytest
 
 from attention_tuner.db.store import Store
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.work_list_launch import WorkListLauncher
 from attention_tuner.tuner.race import Interval
+from attention_tuner.tuner.task import Task
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -140,6 +144,30 @@ def test_each_way_of_merging_is_timed(script: ModuleType, tmp_path: Path) -> Non
     # The attributes that the ways replace are the launchers' own.
     replaced = {name for way in script.WAYS.values() for name in way}
     assert replaced == {name for name in replaced if hasattr(WorkListLauncher, name)}
+
+
+@using("reduction")
+def test_what_the_last_program_merges_is_given_a_launch_of_its_own(script: ModuleType) -> None:
+    spec, batch, gpu = AttentionSpec(32, 8, 128), Batch.parse("1x1@9000"), TARGETS["sm_90"]
+    likely = candidates(spec, BatchBucket.of(batch), 16, gpu)
+    merging = next(v for v in likely if v.template == "fused").replace(reduction="last_program")
+    ways = script.ways_of(merging, Task(spec, batch, 16), gpu)
+    assert ways.pop(script.LAST) == (merging, "as it is")
+    assert {variant for variant, _ in ways.values()} == {merging.replace(reduction="kernel")}
+
+
+@using("item_cost")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_an_item_costs_is_the_slope_of_a_line(script: ModuleType, tmp_path: Path) -> None:
+    line = script.fitted([1.0, 2.0, 4.0], [1.1, 1.2, 1.4], 1000.0)
+    assert line.us_per_item == pytest.approx(100.0)
+    assert line.ns_per_key == pytest.approx(1000.0)
+    assert line.item_in_keys == pytest.approx(100.0)
+    assert line.worst_residual == pytest.approx(0.0)
+    script.main(argparse.Namespace(out=tmp_path / "out.json", interpreter=True, page_size=16))
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["kind"] for row in rows] == ["short", "long"]
+    assert all(len(row["items_per_multiprocessor"]) == len(script.WAVES) for row in rows)
 
 
 @using("sampler_cost")

@@ -1,0 +1,103 @@
+"""What an item of the work list costs beside its keys, and what a key costs in a long tile and in a short one.
+
+The plan cuts keys so that items cost the same, a key counting `long_weight` in a long tile. The same keys in more and
+more items: a line through the times, in items that each multiprocessor takes, has what an item costs as its slope, and
+what the keys cost as its value at none. The last program of a tile merges, so that no second launch counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import record
+from edges import in_turns, sampler
+
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.outcome import Regime
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.kernel_templates.work_list_launch import WorkListLauncher
+from attention_tuner.search_spaces.models import model_specs
+from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.workbench import Workbench
+
+GRAPH = Regime("graph")
+TEMPLATES = ("fused", "gluon_hopper")
+# One sequence each for the KV heads, long enough for many items of many keys.
+BATCHES = {"short": "8x1@131071", "long": "1x512@32256"}
+WAVES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is fitted to the times of one template on one kind of tile."""
+
+    us_per_item: float
+    ns_per_key: float
+    item_in_keys: float
+    worst_residual: float
+
+
+def fitted(items: list[float], ms: list[float], keys: float) -> Line:
+    """The line through `ms` over `items` by least squares, both of one multiprocessor, which takes so many `keys`."""
+    slope, base = np.polyfit(items, ms, 1)
+    residual = max(abs(slope * x + base - y) / y for x, y in zip(items, ms, strict=True))
+    return Line(float(slope * 1e3), float(base / keys * 1e6), float(slope / base * keys), float(residual))
+
+
+def measure(task: Task, template: str, gpu: Gpu) -> dict[str, Any]:
+    """The times of the likeliest variant of `template` for each number of waves, and the line through them."""
+    likely = candidates(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
+    first = next(variant for variant in likely if variant.template == template)
+    bench = Workbench(task, gpu)
+    watches, items, cut, tiles = {}, dict[str, float](), dict[str, Variant](), 0
+    for waves in WAVES:
+        variant = first.replace(waves=waves, reduction="last_program")
+        launcher, _ = bench.planned(variant, GRAPH)
+        assert isinstance(launcher, WorkListLauncher)
+        check = bench.checker(0).check(launcher)
+        if not check.passed:
+            raise SystemExit(f"{variant.key()}: {check.detail}")
+        tiles = len(launcher.tiles(task.batch).keys)
+        name = str(waves)
+        items[name] = len(launcher.work_list(task.batch).items) * task.spec.num_kv_heads / gpu.num_sms
+        watches[name], cut[name] = sampler(bench.stopwatch(launcher, GRAPH)), variant
+    ms = in_turns(watches)
+    length = sum(task.batch.kv_lens) / task.batch.num_seqs
+    keys = length * tiles * task.spec.num_kv_heads / gpu.num_sms
+    return {"template": template, "batch": str(task.batch), "variants": {name: v.key() for name, v in cut.items()},
+            "items_per_multiprocessor": items, "keys_per_multiprocessor": keys, "ms": ms,
+            "line": asdict(fitted(list(items.values()), [ms[name] for name in items], keys))}  # fmt: skip
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Time all, write the JSON and print the table."""
+    gpu = record.machine(arguments.interpreter)
+    spec, batches, templates = AttentionSpec(2, 1, 64), {"short": "2x1@200", "long": "1x16@200"}, TEMPLATES[:1]
+    if not arguments.interpreter:
+        (spec,), batches, templates = model_specs("llama-3-8b", 1, None), BATCHES, TEMPLATES
+    rows = [{"kind": kind, **measure(Task(spec, Batch.parse(text), arguments.page_size), template, gpu)}
+            for template in templates for kind, text in batches.items()]  # fmt: skip
+    record.write(arguments.out, {"spec": spec.key(), "page_size": arguments.page_size, "rows": rows})
+    record.print_table(
+        ("template", "tile", *(f"{waves} waves, ms" for waves in WAVES), "us an item", "ns a key", "an item in keys"),
+        [[row["template"], row["kind"], *(f"{ms:.4f}" for ms in row["ms"].values()),
+          *(_told(row["line"][name]) for name in ("us_per_item", "ns_per_key", "item_in_keys"))] for row in rows])
+
+
+def _told(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "-"
+
+
+if __name__ == "__main__":
+    parser = record.parser(__doc__)
+    parser.add_argument("--interpreter", action="store_true", help="tiny batches through Triton's interpreter "
+                        "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
+    parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
+    main(parser.parse_args())
