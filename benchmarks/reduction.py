@@ -1,8 +1,9 @@
 """What merging partial results costs, and what takes it off the end of a launch.
 
-The config that a lookup gives, with a launch of its own for the reduction, as it is and with a part left out: without the launch of the reduction that overlaps the
-attention kernel, with four rows a program of it whatever the batch, without both, and without any reduction (which
-computes nothing right, but says what the rest takes); and with the last program of a tile merging.
+The config that a lookup gives, with a launch of its own for the reduction, as it is and with a part left out: without
+the overlap of that launch with the attention kernel, with four rows a program of it whatever the batch, without both,
+and without any reduction (which computes nothing right, but says what the rest takes); and with the last program of a
+tile merging.
 """
 
 from __future__ import annotations
