@@ -1,7 +1,9 @@
-"""What each feature of a layer costs: the batches of a suite with one feature on at a time, checked and timed.
+"""What each feature of a layer costs: the batches of a suite, one feature after another, checked and timed.
 
-The variant is the likeliest of template `fused`, the same for every feature where it is valid, so that what differs is
-the feature. A window that hides nothing shows what windows cost, one of 1,024 keys what they save.
+Each layer is run twice: by the likeliest variant of template `fused`, the same for every feature where it is valid, so
+that what differs is the feature; and by the config that a lookup gives for that layer, which is what an engine pays. Of
+both the table shows multiples of the plain layer's, and of what is served the share of the floor, since layers with
+other heads have other work. A window that hides nothing shows what windows cost, one of 1,024 keys what they save.
 """
 
 from __future__ import annotations
@@ -9,131 +11,242 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import record
 import torch
 from peerbench.ours import Candidate, compile_ahead
+from peerbench.rates import rates_of
 from peerbench.workloads import Workload, workloads
 
+from attention_tuner.db.lookup import load_table
+from attention_tuner.db.table import ConfigTable
 from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.launch import Tensors
 from attention_tuner.kernel_templates.outcome import Regime
+from attention_tuner.kernel_templates.template import template_of
+from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.check import Checker
+from attention_tuner.tuner.child import one_line
+from attention_tuner.tuner.floor import floor_ms
+from attention_tuner.tuner.jobs import Rates
 from attention_tuner.tuner.task import Task
 from attention_tuner.tuner.timing import Stopwatch
 from attention_tuner.tuner.workbench import Workbench
 
-FEATURES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "log-sum-exp": {},
-    "window that hides nothing": {"sliding_window": 2**20},
-    "window of 1024": {"sliding_window": 1024},
-    "soft cap": {"logits_soft_cap": 50.0},
-    "sinks": {"has_sinks": True},
-    "ALiBi": {"has_alibi": True},
-    "tree mask": {"has_tree_mask": True},
-    "KV in e4m3": {"kv_dtype": "float8_e4m3fn"},
-    "KV in e5m2": {"kv_dtype": "float8_e5m2"},
-    "q and KV in e4m3": {"kv_dtype": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"},
-    "float16": {"dtype": "float16"},
-    "float32": {"dtype": "float32"},
+PLAIN = "plain"
+# One batch of each kind says what another geometry costs.
+FEW = ("hybrid_512@4k_31dec", "decode_64_mixed", "chunk_512@32k")
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A change of the layer: `fields` of its spec, its pages, or what is asked for beside the output.
+
+    Times are multiples of those of the feature `base` on the same batch. Without `batches` it is run on all.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    page_size: int | None = None
+    lse: bool = False
+    base: str = PLAIN
+    batches: tuple[str, ...] = ()
+
+
+def _on_few(base: str = PLAIN, page_size: int | None = None, **fields: Any) -> Feature:
+    return Feature(fields, page_size, base=base, batches=FEW)
+
+
+_GPT_OSS: dict[str, Any] = {"num_q_heads": 64, "num_kv_heads": 8, "head_dim": 64}
+_GEMMA_2: dict[str, Any] = {"num_q_heads": 16, "num_kv_heads": 8, "head_dim": 256}
+FEATURES: dict[str, Feature] = {
+    PLAIN: Feature(),
+    "log-sum-exp": Feature(lse=True),
+    "window that hides nothing": Feature({"sliding_window": 2**20}),
+    "window of 1024": Feature({"sliding_window": 1024}),
+    "soft cap": Feature({"logits_soft_cap": 50.0}),
+    "sinks": Feature({"has_sinks": True}),
+    "ALiBi": Feature({"has_alibi": True}),
+    "tree mask": Feature({"has_tree_mask": True}),
+    "KV in e4m3": Feature({"kv_dtype": "float8_e4m3fn"}),
+    "KV in e5m2": Feature({"kv_dtype": "float8_e5m2"}),
+    "q and KV in e4m3": Feature({"kv_dtype": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"}),
+    "float16": Feature({"dtype": "float16"}),
+    "float32": Feature({"dtype": "float32"}),
+    "q and KV in e5m2": _on_few(kv_dtype="float8_e5m2", q_dtype="float8_e5m2"),
+    **{f"heads of {size}": _on_few(head_dim=size) for size in (80, 96, 112, 192, 256, 512)},
+    "keys of 192, values of 128": _on_few(head_dim=192, v_head_dim=128),
+    "group of 1": _on_few(num_q_heads=32, num_kv_heads=32),
+    "group of 16": _on_few(num_q_heads=32, num_kv_heads=2),
+    "pages of 128": _on_few(page_size=128),
+    "pages of 528": _on_few(page_size=528),
+    "window of 1024, ALiBi": _on_few(sliding_window=1024, has_alibi=True),
+    "gpt-oss's heads": _on_few(**_GPT_OSS),
+    "gpt-oss's window, sinks": _on_few("gpt-oss's heads", **_GPT_OSS, sliding_window=128, has_sinks=True),
+    "gemma-2's heads": _on_few(**_GEMMA_2),
+    "gemma-2's window, soft cap": _on_few("gemma-2's heads", **_GEMMA_2, sliding_window=4096, logits_soft_cap=50.0),
 }
+# What runs a layer.
+FUSED, SERVED = "fused", "served"
 SAMPLES = 7
 GRAPH = Regime("graph")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One feature on one batch, and the variant to run."""
+    """One feature on one batch, and the variants to run."""
 
     feature: str
     name: str
     task: Task
-    candidate: Candidate
+    variants: Mapping[str, Variant]
 
     @property
     def lse(self) -> bool:
         """Whether the log-sum-exp is asked for."""
-        return self.feature == "log-sum-exp"
+        return FEATURES[self.feature].lse
 
 
-def cells(loads: Iterable[Workload], features: Iterable[str], page_size: int, gpu: Gpu) -> Iterator[Cell]:
-    """Every one of `features` on every batch."""
+def asked_features(names: Iterable[str] | None) -> list[str]:
+    """The features that are run: the plain layer, those of `names` or all, and what they are compared with."""
+    wanted = set(FEATURES if names is None else names)
+    return [name for name in FEATURES if name == PLAIN or name in wanted | {FEATURES[each].base for each in wanted}]
+
+
+def cells(
+    loads: Iterable[Workload], features: Iterable[str], page_size: int, gpu: Gpu, table: ConfigTable
+) -> Iterator[Cell]:
+    """Every one of `features` on every batch that it is run on."""
+    names = list(features)
     for load in loads:
-        for feature in features:
-            fields = FEATURES[feature]
-            spec = replace(load.spec, **fields)
-            likely = candidates(spec, BatchBucket.of(load.batch), page_size, gpu)
-            fused = next(variant for variant in likely if variant.template == "fused")
-            yield Cell(feature, load.name, Task(spec, load.batch, page_size), Candidate(fused, "heuristic"))
+        for name in names:
+            feature = FEATURES[name]
+            if gpu.is_interpreter or not feature.batches or load.name in feature.batches:
+                task = Task(replace(load.spec, **feature.fields), load.batch, feature.page_size or page_size)
+                yield Cell(name, load.name, task, variants_of(task, feature.lse, gpu, table))
 
 
-def measure(cell: Cell, gpu: Gpu) -> dict[str, Any]:
-    """The time of a cell's variant where it is right, and its worst error as a share of what is tolerated."""
-    task, variant = cell.task, cell.candidate.variant
+def variants_of(task: Task, lse: bool, gpu: Gpu, table: ConfigTable) -> dict[str, Variant]:
+    """The variants to run on a task, that write the log-sum-exp where it is asked for."""
+    likely = candidates(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
+    served = table.lookup(task.spec, task.batch, task.page_size, gpu).variant
+    if lse and not template_of(served).writes_lse:
+        served = next(variant for variant in likely if template_of(variant).writes_lse)
+    return {FUSED: next(variant for variant in likely if variant.template == FUSED), SERVED: served}
+
+
+def measure(cell: Cell, gpu: Gpu, rates: Rates) -> dict[str, Any]:
+    """What came of a cell's variants, and the floor."""
+    task = cell.task
     bench = Workbench(task, gpu)
     checker = Checker(task.spec, task.batch, task.page_size, bench.device, lse=cell.lse)
-    launcher, _ = bench.planned(variant, GRAPH)
-    check = checker.check(launcher)
-    ms = statistics.median(_stopwatch(bench, launcher, cell).samples(SAMPLES)) if check.passed else None
+    found = {variant: run(variant, bench, checker, cell.lse) for variant in dict.fromkeys(cell.variants.values())}
     return {"feature": cell.feature, "batch": cell.name, "spec": task.spec.key(), "page_size": task.page_size,
-            "variant": variant.key(), "error_of_tolerance": check.worst_ratio, "ms": ms}  # fmt: skip
+            "floor_ms": floor_ms(task.spec, task.batch, rates),
+            **{way: dict(found[variant]) for way, variant in cell.variants.items()}}  # fmt: skip
 
 
-def _stopwatch(bench: Workbench, launcher: Any, cell: Cell) -> Stopwatch[Tensors]:
+def run(variant: Variant, bench: Workbench, checker: Checker, lse: bool) -> dict[str, Any]:
+    """A variant's time where it is right, and its worst error as a share of what is tolerated."""
+    row: dict[str, Any] = {"variant": variant.key(), "error_of_tolerance": None, "ms": None, "reason": ""}
+    try:
+        launcher, _ = bench.planned(variant, GRAPH)
+        check = checker.check(launcher)
+        if not check.passed:
+            return row | {"reason": f"wrong: {check.detail}"}
+        row["error_of_tolerance"] = check.worst_ratio
+        return row | {"ms": statistics.median(_stopwatch(bench, launcher, lse).samples(SAMPLES))}
+    except Exception as error:  # noqa: BLE001 - compilers and drivers raise anything; the other cells go on
+        return row | {"reason": f"failed: {one_line(error)}"}
+
+
+def _stopwatch(bench: Workbench, launcher: Any, lse: bool) -> Stopwatch[Tensors]:
     watch = bench.stopwatch(launcher, GRAPH)
-    if not cell.lse:
+    if not lse:
         return watch
     buffers = [replace(t, lse=torch.empty(t.q.shape[:2], device=bench.device)) for t in bench.buffers(watch.regime)]
     return Stopwatch(launcher.run, buffers, watch.regime, bench.flush(len(buffers), watch.regime))
 
 
+def compare(rows: list[dict[str, Any]]) -> None:
+    """Add to each row its times as multiples of its base's, and the share of the floor."""
+    known = {(row["feature"], row["batch"]): row for row in rows}
+    for row in rows:
+        base = known.get((FEATURES[row["feature"]].base, row["batch"]))
+        for way in (FUSED, SERVED):
+            ms, base_ms = row[way]["ms"], base and base[way]["ms"]
+            row[way]["of_base"] = ms / base_ms if ms and base_ms else None
+            row[way]["of_floor"] = row["floor_ms"] / ms if ms else None
+
+
 def main(arguments: argparse.Namespace) -> None:
-    """Measure every cell until the time is up, write the JSON and print the table."""
+    """Measure every cell until the time is up, write the JSON and print the tables."""
     start = time.monotonic()
     gpu = record.machine(arguments.interpreter)
-    asked = [load for load in workloads(arguments.interpreter) if load.name in (arguments.batches or [load.name])]
-    features = ["plain", *(name for name in FEATURES if name in (arguments.features or FEATURES) and name != "plain")]
-    asked_cells = list(cells(asked, features, arguments.page_size, gpu))
+    rates, origin = rates_of(gpu)
+    loads = [load for load in workloads(arguments.interpreter) if load.name in (arguments.batches or [load.name])]
+    table = load_table(arguments.db, gpu)
+    asked = list(cells(loads, asked_features(arguments.features), arguments.page_size, gpu, table))
     if not gpu.is_interpreter:
-        compile_ahead({cell.task: [cell.candidate] for cell in asked_cells}, gpu)
+        ahead: dict[Task, list[Candidate]] = {}
+        for cell in asked:
+            ahead.setdefault(cell.task, []).extend(Candidate(each, "") for each in cell.variants.values())
+        compile_ahead(ahead, gpu)
     compiled_s = time.monotonic() - start
     rows: list[dict[str, Any]] = []
-    for cell in asked_cells:
-        if time.monotonic() - start > arguments.seconds:
-            break
-        rows.append(measure(cell, gpu))
-    plain = {row["batch"]: row["ms"] for row in rows if row["feature"] == "plain"}
-    for row in rows:
-        row["of_plain"] = None if row["ms"] is None else row["ms"] / plain[row["batch"]]
-    record.write(arguments.out, {"compile_s": compiled_s, "seconds": time.monotonic() - start,
-                                 "left_out": len(asked_cells) - len(rows), "cells": rows})  # fmt: skip
+    try:
+        for cell in asked:
+            if time.monotonic() - start > arguments.seconds:
+                break
+            rows.append(measure(cell, gpu, rates))
+    finally:
+        compare(rows)
+        record.write(arguments.out, {"compile_s": compiled_s, "seconds": time.monotonic() - start, "rates": origin,
+                                     "left_out": len(asked) - len(rows), "cells": rows})  # fmt: skip
+    show(rows)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print a table of each way to run a layer, and one of the floor."""
     names = list(dict.fromkeys(row["batch"] for row in rows))
-    found = {(row["feature"], row["batch"]): row for row in rows}
-    table = [[feature, *(_cell(found.get((feature, name))) for name in names)] for feature in features]
-    record.print_table(("feature, time of plain", *names), table)
+    features = [name for name in FEATURES if any(row["feature"] == name for row in rows)]
+    known = {(row["feature"], row["batch"]): row for row in rows}
+
+    def print_table(title: str, cell: Callable[[dict[str, Any]], str]) -> None:
+        lines = [[feature, *(cell(known[feature, name]) if (feature, name) in known else "" for name in names)]
+                 for feature in features]  # fmt: skip
+        record.print_table((title, *names), lines)
+
+    print_table("fused, times its base", lambda row: _of_base(row, FUSED))
+    print_table("served, times its base", lambda row: _of_base(row, SERVED))
+    print_table("served, of the floor", lambda row: _percent(row[SERVED]["of_floor"]))
 
 
-def _cell(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return "not run"
-    if row["ms"] is None:
-        return f"wrong ({row['error_of_tolerance']:.2g})"
-    return f"{row['of_plain']:.2f}" if row["feature"] != "plain" else f"{row['ms']:.4f} ms"
+def _of_base(row: dict[str, Any], way: str) -> str:
+    found = row[way]
+    if found["ms"] is None:
+        return str(found["reason"]).partition(":")[0]
+    return f"{found['ms']:.4f} ms" if row["feature"] == PLAIN or not found["of_base"] else f"{found['of_base']:.2f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
 if __name__ == "__main__":
     parser = record.parser(__doc__)
-    parser.add_argument("--interpreter", action="store_true", help="a tiny batch through Triton's interpreter "
+    parser.add_argument("--interpreter", action="store_true", help="tiny batches through Triton's interpreter "
                         "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
     parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
-    parser.add_argument("--batches", nargs="+", metavar="NAME", help="of the suite hopper13 (default: all)")
+    parser.add_argument("--batches", nargs="+", metavar="NAME",
+                        help="of the suite hopper13 (default: all that a feature is run on)")
     parser.add_argument("--features", nargs="+", choices=list(FEATURES), metavar="NAME",
                         help="beside plain (default: all)")
+    parser.add_argument("--db", metavar="PATH|URL", help="where the configs that are served come from (default: the "
+                        "user's own and those that ship)")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=600.0, help="start no cell after that")
     main(parser.parse_args())

@@ -22,6 +22,7 @@ from peerbench.contender import Loaded, Peer, Places
 from peerbench.ours import Candidate, Configs, compile_ahead
 from peerbench.plot import plot
 from peerbench.race import DeviceLostError, Race
+from peerbench.rates import rates_of
 from peerbench.results import OURS, Cell, Results
 from peerbench.table import show
 from peerbench.workloads import Workload, workloads
@@ -35,8 +36,6 @@ from attention_tuner.tuner.workbench import Workbench
 
 PAGES = (16, 128)
 SAMPLES = 7
-# The highest rates that were seen in any run on the card; a single run measures a little less.
-KNOWN_RATES = {"NVIDIA H200": Rates(4.5, 790.0)}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -79,19 +78,6 @@ def wanted_workloads(options: argparse.Namespace) -> list[Workload]:
         if name not in known:
             sys.exit(f"there is no batch {name!r}; expected one of {', '.join(known)}")
     return [workload for name, workload in known.items() if name in (options.batches or known)]
-
-
-def rates_of(gpu: Gpu, given: Sequence[float] | None) -> tuple[Rates, str]:
-    """The rates that the floor is reckoned with, and where they come from."""
-    if given:
-        return Rates(*given), "given"
-    if gpu.name in KNOWN_RATES:
-        return KNOWN_RATES[gpu.name], "the highest seen on this card"
-    if gpu.is_interpreter:
-        return Rates(1.0, 1.0), "made up: nothing limits an interpreter"
-    from attention_tuner.tuner.rates import measure_rates
-
-    return Rates(*measure_rates()), "measured: a sum and a matrix product"
 
 
 def new_cell(workload: Workload, page_size: int, rates: Rates) -> Cell:

@@ -15,9 +15,9 @@ BLOCK_N = 32
 SPLIT_BLOCK_N = 16
 SPLIT_SEGMENTS = 16
 SPLIT_PROGRAMS = 128
-# What fits the shared memory of every GPU, and the registers in float32, where that backend's numbers do not.
-MOST_TILE = 128 * 128
-MOST_KEY_TILE = 32 * 256
+# Elements of a tile of queries or keys: with so many of both, three stages fit the 99 KB of shared memory that the
+# smallest GPUs have, where that backend's numbers do not.
+MOST_TILE = 32 * 256
 
 
 def default_variant(spec: AttentionSpec, batch: Batch, page_size: int) -> Variant:
@@ -34,7 +34,7 @@ def default_variant(spec: AttentionSpec, batch: Batch, page_size: int) -> Varian
     split = longest <= SHORT_QUERY and batch.num_seqs * query_blocks <= SPLIT_PROGRAMS / spec.num_kv_heads
     values = {
         "block_m": block_m,
-        "block_n": min(SPLIT_BLOCK_N if split or is_float32 else BLOCK_N, MOST_KEY_TILE // width),
+        "block_n": min(SPLIT_BLOCK_N if split or is_float32 else BLOCK_N, MOST_TILE // width),
         "num_segments": SPLIT_SEGMENTS if split else 1,
         "num_warps": 8 if is_float32 and width > 128 else 4,
         "num_stages": 1 if is_float32 and width > 256 else 3,

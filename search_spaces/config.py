@@ -48,13 +48,18 @@ def preset_names() -> tuple[str, ...]:
 def load_config(name_or_path: str) -> JsonObject:
     """The fields of a model's config, those of the nested part that describes its attention laid over its own.
 
-    Below them lie the defaults of its architecture. Raises `ModelError` when there is no such preset or file, or when
-    it holds no JSON object.
+    Below them lie the defaults of its architecture, and what an `hf_quant_config.json` beside it says. Raises
+    `ModelError` when there is no such preset or file, or when it holds no JSON object.
     """
     folder = Path(name_or_path).expanduser()
     if name_or_path not in preset_names() and folder.is_dir():
         name_or_path = str(folder / "config.json")
-    config = read_object(find(name_or_path, "presets", "model"))
+    path = find(name_or_path, "presets", "model")
+    config = read_object(path)
+    # Where ModelOpt says what a checkpoint was quantized to, and older releases of it nowhere else.
+    beside = path.with_name("hf_quant_config.json")
+    if not config.get("quantization_config") and beside.is_file():
+        config["quantization_config"] = read_object(beside)
     for part in _NESTED:
         if isinstance(inner := config.get(part), dict):
             fields = cast(JsonObject, inner)

@@ -14,6 +14,7 @@ from ..kernel_templates.errors import InputError, ModelError, SpecError
 from ..kernel_templates.spec import AttentionSpec
 from .config import integer, items, load_config, number, present
 from .files import JsonObject
+from .quantization import cache_dtype
 
 # The kinds of layers, by the names that a config's layer_types has for them.
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -50,6 +51,10 @@ _OTHER_KINDS = {
     "use_bidirectional_attention": "attention that is not causal",
     "attention_types": "local attention of GPT-Neo's kind",
     "blocksparse_block_size": "block-sparse attention",
+    "dual_chunk_attention_config": "dual chunk attention",
+    "sparse_attention_config": "sparse attention",
+    "sparse_config": "sparse attention",
+    "index_topk": "sparse attention",
     "block_configs": "layers that differ in their number of heads",
     "per_layer_config": "layers that differ one by one",
 }
@@ -68,10 +73,10 @@ def model_layers(
     """The attention layers of a model on each of `tp` GPUs, by kind, in the order in which the kinds first occur.
 
     A kind is "full_attention" or "sliding_attention". `name_or_path` is a preset, a `config.json` or the folder of
-    one; `dtype` replaces the model's own, `kv_dtype` is what the cache holds and `q_dtype` what queries are in, if
-    another. Raises `ModelError` for a model that is unknown, lacks a field or has no attention layer, and `SpecError`
-    for one that needs a feature that is not supported or whose heads cannot be divided among `tp` GPUs; both name the
-    model.
+    one; `dtype` replaces the model's own and `q_dtype` is what queries are in, if another. `kv_dtype` is what the cache
+    holds, "auto" for the model's dtype; left out, it is what the checkpoint was quantized for. Raises `ModelError` for
+    a model that is unknown, lacks a field or has no attention layer, and `SpecError` for one that needs a feature that
+    is not supported or whose heads cannot be divided among `tp` GPUs; both name the model.
     """
     config = load_config(name_or_path)
     try:
@@ -168,7 +173,7 @@ def _spec(
         kv_per_gpu,
         head_dim,
         dtype=dtype or str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"),
-        kv_dtype=kv_dtype or "auto",
+        kv_dtype=kv_dtype or cache_dtype(config),
         q_dtype=q_dtype or "auto",
         sliding_window=integer(config, "sliding_window") if kind == SLIDING else None,
         logits_soft_cap=number(config, "attn_logit_softcapping"),

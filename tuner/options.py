@@ -68,7 +68,7 @@ Dtype = Annotated[str | None, typer.Option(
     metavar="|".join(DTYPES), help="Replaces the model's own.", show_default="the model's")]
 KvDtype = Annotated[str | None, typer.Option(
     "--kv-dtype", metavar="|".join(KV_DTYPES), help="What the KV cache of a model holds.",
-    show_default="auto, which is the dtype")]
+    show_default="what its checkpoint was quantized for, or else the dtype")]
 QDtype = Annotated[str | None, typer.Option(
     "--q-dtype", metavar="|".join(KV_DTYPES), help="What the queries are in, beside a cache in 8 bits.",
     show_default="auto, which is the dtype")]

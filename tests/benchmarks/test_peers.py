@@ -31,6 +31,7 @@ from peerbench import ours, registry  # noqa: E402
 from peerbench import race as racing  # noqa: E402
 from peerbench.contender import Contender, Loaded, MissingError, Peer, Places, RefusedError  # noqa: E402
 from peerbench.ours import Configs  # noqa: E402
+from peerbench.rates import rates_of  # noqa: E402
 from peerbench.workloads import workloads  # noqa: E402
 
 BATCH = "1x4@44"
@@ -244,12 +245,12 @@ def test_the_thirteen_workloads() -> None:
 
 def test_the_floor_of_a_known_card() -> None:
     h200 = TARGETS["sm_90"].__class__("NVIDIA H200", (9, 0), 132, 227 << 10, 50 << 20)
-    rates, origin = peers.rates_of(h200, None)
+    rates, origin = rates_of(h200, None)
     assert (rates.read_tb_per_s, rates.matmul_tflops, origin) == (4.5, 790.0, "the highest seen on this card")
     cell = peers.new_cell(next(w for w in workloads() if w.name == "hybrid_512@16k_63dec_tp8"), 16, rates)
     assert cell.read_bytes == 616219648
     assert cell.floor_ms == pytest.approx(0.1369, abs=1e-4)
-    assert peers.rates_of(h200, (1.0, 2.0))[1] == "given"
+    assert rates_of(h200, (1.0, 2.0))[1] == "given"
 
 
 def test_candidates_are_valid_and_one_is_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,13 @@ def test_the_cache_holds_what_the_caller_says(write: Write) -> None:
     assert model_specs(write(), kv_dtype="auto") == model_specs(write())
 
 
+def test_a_cache_is_in_fp8_where_the_checkpoint_was_quantized_for_it(write: Write) -> None:
+    path = write(quantization_config={"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}})
+    assert model_specs(path)[0].kv_dtype == "float8_e4m3fn"
+    assert model_specs(path, kv_dtype="auto")[0].kv_dtype == "auto"
+    assert model_specs(path, kv_dtype="float8_e5m2")[0].kv_dtype == "float8_e5m2"
+
+
 @pytest.mark.parametrize(
     ("changes", "heads"),
     [
@@ -279,6 +286,10 @@ def test_full_layers_of_gemma_4_have_kv_heads_of_their_own_where_values_are_made
         ({"attn_config": {"prefix_lm": True}}, "attention that is not causal"),
         ({"blocksparse_block_size": 64}, "block-sparse attention"),
         ({"attention_types": [[["global", "local"], 3]]}, "local attention of GPT-Neo's kind"),
+        ({"dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}}, "dual chunk attention"),
+        ({"sparse_attention_config": {"use_sparse_attention": True}}, "sparse attention"),
+        ({"sparse_config": {"topk": 64}}, "sparse attention"),
+        ({"text_config": {"index_topk": 2048}}, r"sparse attention \(index_topk is set in its config\)"),
         ({"block_configs": [{}]}, "layers that differ in their number of heads"),
         ({"global_head_dim": 768}, "a head size of 768"),
         ({"head_dim": 100}, "a head size of 100"),
