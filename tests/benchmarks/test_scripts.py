@@ -14,7 +14,7 @@ import pytest
 
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.work_list_launch import WorkListLauncher
@@ -168,6 +168,17 @@ def test_what_an_item_costs_is_the_slope_of_a_line(script: ModuleType, tmp_path:
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["kind"] for row in rows] == ["short", "long"]
     assert all(len(row["items_per_multiprocessor"]) == len(script.WAVES) for row in rows)
+
+
+@using("one_launch")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_one_variant_is_launched_for_a_profiler(script: ModuleType) -> None:
+    (batch, *_), variant = script.workloads(interpreter=True), "fused"
+    spec, bucket = batch.spec, BatchBucket.of(batch.batch)
+    key = next(v.key() for v in candidates(spec, bucket, 16, INTERPRETER) if v.template == variant)
+    script.main(argparse.Namespace(batch=batch.name, variant=key, interpreter=True))
+    with pytest.raises(SystemExit, match="unknown batch 'x'"):
+        script.main(argparse.Namespace(batch="x", variant=key, interpreter=True))
 
 
 @using("sampler_cost")
