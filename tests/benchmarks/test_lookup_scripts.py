@@ -95,13 +95,21 @@ def test_latency_is_measured_at_each_size(script: ModuleType, monkeypatch: pytes
 
 
 @using("concurrent_readers")
-def test_readers_and_a_writer_are_told_apart(script: ModuleType) -> None:
-    config = script.distinct(script.synthetic.configs(20), 20)[0]
-    first, second = script.written(config, 7), script.written(config, 8)
-    assert first.variant != second.variant
-    assert (first.timing.median_ms, second.default_timing.median_ms) == (7.0, 16.0)
-    assert script.written(first, 8) == second
-    assert len(script.distinct([config, first, second], 3)) == 1
+def test_a_reader_tells_what_was_never_written_so(script: ModuleType, database: str) -> None:
+    config, other = read_configs(Path(database).with_name("configs.json")).configs
+    reader = script.Reader(database, [config, replace(other, measured_at=config.measured_at)], ["1x1@20"])
+    reader.open()
+    reader.ask()
+    assert reader.lookups == 3
+    assert [text.partition(" where ")[0] for text in reader.wrong] == [repr(other)]
+    first, second = config, replace(config, measured_at="2027-01-01T00:00:00+00:00")
+    reader.seen = {"1x1@20": [first, replace(second, full_check=False)]}
+    assert script.half_results(reader, [first, second]) == []
+    assert script.half_results(reader, [second, first]) == ["results of 1x1@20 in the order [1, 0]"]
+    half = replace(second, variant=other.variant)
+    reader.seen = {"1x1@20": [half]}
+    assert script.half_results(reader, [first, second]) == [f"never written: {replace(half, full_check=False)!r}"]
+    assert len(script.distinct([first, second, config], 3)) == 1
 
 
 @using("leave_one_out")
