@@ -40,12 +40,12 @@ ASKED = 20
 # How long a reader waits before it asks again, as an engine does between its steps, and before it looks whether there
 # is anything new.
 STEP_S = 0.001
-REFRESH_S = 0.05
+REFRESH_S = 0.5
 # What is tuned: a layer so small that a trial takes some tens of milliseconds, and of these batches as many as are done
 # in the time.
 SPEC = AttentionSpec(2, 1, 32, dtype="float16")
 BATCHES = tuple(f"{kind}@{context}" for context in (20, 12, 28, 40) for kind in ("1x1", "2x1", "1x4"))
-SECONDS_EACH = 5.0
+SECONDS_EACH = 10.0
 PAGE_SIZE = 16
 ALONE_S = 15.0
 # More than there is time for.
