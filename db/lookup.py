@@ -61,9 +61,10 @@ def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Seque
     """A fresh snapshot of the database `where` (default: `default_path()`), then of `files`, in their order, then of
     what ships for `gpu` and those that the chain lets lend, or for any: of configs that are alike the earlier answers.
 
-    `files` are exports in any format that `read_configs` reads. A missing database is not an error. Raises `StoreError`
-    when `where` is given, is there and cannot be read; the default database is then set aside with a warning, as is a
-    file, once for all loads with the same `named`. Raises `InputError` for a `gpu` or `files` of another type.
+    `files` are exports in any format that `read_configs` reads, or other databases. Where the database is missing, that
+    is no error. Raises `StoreError` when `where` is given, is there and cannot be read; the default database is then
+    set aside with a warning, as is a file, once for all loads with the same `named`. Raises `InputError` for a `gpu` or
+    `files` of another type.
     """
     named = set() if named is None else named
     if gpu is not None:
@@ -153,7 +154,7 @@ def _read(where: str) -> _Stored:
     with Store.open(where, create=False) as store:
         snapshot = store.snapshot()
     checks = StoredChecks(snapshot.checks, snapshot.name)
-    return _Stored(snapshot.rows(checks), checks, snapshot.losses())
+    return _Stored(snapshot.rows(checks.judge), checks, snapshot.losses())
 
 
 @functools.lru_cache(maxsize=8)

@@ -13,7 +13,6 @@ from sqlalchemy import delete
 
 from attention_tuner.db import LiveTable, Store, export_json, load_table
 from attention_tuner.db.engine import make_engine
-from attention_tuner.db.full_checks import StoredChecks
 from attention_tuner.db.models import BestRow
 from attention_tuner.db.snapshot import Snapshot
 from attention_tuner.kernel_templates.batch import Batch
@@ -128,8 +127,8 @@ def test_a_reader_in_the_middle_of_a_load_holds_no_writer_up_and_sees_no_half_of
     engine = make_engine(store.name, read_only=True, timeout_s=0)
     with engine.connect() as connection:
         def load() -> list[BestConfig]:
-            checks = StoredChecks()
-            return sorted(Snapshot.read(connection, store.name).rows(checks).configs([]), key=lambda each: each.batch)
+            rows = Snapshot.read(connection, store.name).rows(lambda each: each)
+            return sorted(rows.configs([]), key=lambda each: each.batch)
 
         assert load() == old
         # The reader's transaction is open still: a writer that had to wait for it would raise at once.
@@ -156,6 +155,17 @@ def test_what_is_written_is_seen_as_a_whole_once_it_is_committed(store: Store, m
         session.add(BestRow.of(written(other, 2)))
     assert live.refresh() is True
     assert sorted(each.timing.median_ms for each in live.table.configs) == [2.0, 2.0]
+
+
+def test_a_newer_snapshot_is_taken_of_a_database_among_the_files(store: Store, make_config: Make, tmp_path: Path):
+    config = make_config()
+    store.put_best(written(config, 1))
+    live = LiveTable(str(tmp_path / "none.db"), config.gpu, files=[store.name])
+    assert live.refresh() is False
+    store.put_best(written(config, 2))
+    assert live.refresh() is True
+    assert live.table.configs == (written(config, 2),)
+    assert live.lookup(config.shape.spec, HYBRID, 16, config.gpu).origin == "file"
 
 
 def test_that_the_database_is_gone_is_told_once(store: Store, make_config: Make):

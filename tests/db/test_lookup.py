@@ -23,9 +23,9 @@ from attention_tuner.db import (
     write_configs,
 )
 from attention_tuner.db.losses import Loss
-from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import InputError, StoreError
-from attention_tuner.kernel_templates.outcome import BestConfig
+from attention_tuner.kernel_templates.outcome import BestConfig, CaseResult, FullCheck
 from attention_tuner.kernel_templates.sources import environment
 
 # By its full name: the folder's attribute `lookup` is the function.
@@ -236,6 +236,32 @@ def test_of_a_shipped_config_that_cannot_be_read_only_that_one_is_set_aside(data
     with pytest.warns(UserWarning, match=r"'groups\[0\].configs\[1\]' in .*NVIDIA_H200.json' cannot be read") as caught:
         assert table.lookup(config.shape.spec, BATCH, 16, config.gpu).config == config
     assert len(caught) == 1
+
+
+def test_databases_answer_in_the_order_of_the_files(database: Path, tmp_path: Path, make_config: Make):
+    config = make_config()
+    paths = [tmp_path / f"{number}.db" for number in (1, 2)]
+    export_json([config], tmp_path / "three.json", [Loss("NVIDIA H200", "bucket", 0.0, 9, 0.04)])
+    for number, path in enumerate(paths, 1):
+        with Store.open(path) as store:
+            store.put_best(replace(config, measured_at=f"2026-11-0{number}T00:00:00+00:00"))
+            store.put_losses("NVIDIA H200", [Loss("NVIDIA H200", "bucket", 0.0, 9, number / 100)])
+    bucket = BatchBucket.of(BATCH)
+    for files in ([*paths, tmp_path / "three.json"], [tmp_path / "three.json", *paths], paths[::-1]):
+        answer = load_table(files=files).lookup(config.shape.spec, bucket, 16, config.gpu)
+        assert answer.origin == "file"
+        assert answer.config is not None
+        assert (answer.config.measured_at[8:10], answer.loss) == {
+            paths[0]: ("01", 0.01), paths[1]: ("02", 0.02), tmp_path / "three.json": ("29", 0.04)}[files[0]]
+    # What failed a check that the first of them keeps is served by the second.
+    failed = (CaseResult("edges", "failed", 2.0, "row 3"),)
+    with Store.open(paths[0]) as store:
+        store.put_full_check(FullCheck(config.shape.spec, config.variant, config.gpu.name, config.environment, failed,
+                                       "2026-11-30T00:00:00+00:00"))
+    with pytest.warns(UserWarning, match="failed the full check"):
+        answer = load_table(files=paths).lookup(config.shape.spec, bucket, 16, config.gpu)
+    assert answer.config is not None
+    assert answer.config.measured_at[8:10] == "02"
 
 
 ROWS = 10_000
