@@ -3,7 +3,8 @@
 In a bucket of width 2 no size of a batch is more than twice that of another, as `BatchBucket` has it. The widest of
 which the worst loss stays below 3 % is the one to have. Times are those of trials in the databases given, and with
 `--measure`, on a GPU, of races of the winners that any width would let answer. `suites/buckets.json` has batches at the
-middle and at the edges of their buckets; tune these first.
+middle and at the edges of their buckets; tune these first. What shapes of one bucket lose in the median is what a
+lookup is to expect of an answer from a bucket: `--into` writes it to the losses of an export.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,8 +21,9 @@ from typing import Any
 import record
 from leave_one_out import RACE_LIMIT_S, Times, percent, trial_times
 
-from attention_tuner.db import Store
-from attention_tuner.kernel_templates.batch import Batch, BatchSummary
+from attention_tuner.db import Exported, Store, read_configs, write_configs
+from attention_tuner.db.losses import Loss
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket, BatchSummary
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import BestConfig, Timing
 from attention_tuner.kernel_templates.template import template_of, why_invalid
@@ -29,7 +32,9 @@ from attention_tuner.tuner.commands_tune import executor_on as command_executor
 from attention_tuner.tuner.jobs import RaceJob
 from attention_tuner.tuner.task import Task
 
-WIDTHS = (2**0.5, 2.0, 4.0, 8.0)
+# The width that buckets have.
+BUCKET_WIDTH = 2.0
+WIDTHS = (2**0.5, BUCKET_WIDTH, 4.0, 8.0)
 WANTED = 0.03
 # What another variant beats by more on the shape itself is no winner: its search had not raced them.
 SLIP = 1.1
@@ -74,6 +79,25 @@ def losses(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times], wid
     return found
 
 
+def bucket_losses(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times]) -> list[Loss]:
+    """What shapes lose in the median by the winner of another of their very bucket, for each GPU model."""
+    groups: dict[tuple[str, BatchBucket], list[BestConfig]] = defaultdict(list)
+    for config in configs:
+        groups[config.gpu.name, config.shape.bucket].append(config)
+    found: dict[str, list[float]] = defaultdict(list)
+    for (name, _), alike in groups.items():
+        found[name] += (row["loss"] for row in losses(alike, times, BUCKET_WIDTH))
+    return [Loss(name, "bucket", 0.0, len(each), statistics.median(each)) for name, each in found.items() if each]
+
+
+def write_losses(path: str, found: Sequence[Loss]) -> None:
+    """Put these losses in the place of those of the same source and GPU model in an export."""
+    exported = read_configs(path)
+    replaced = {(loss.gpu_name, loss.source) for loss in found}
+    kept = [loss for loss in exported.losses if (loss.gpu_name, loss.source) not in replaced]
+    write_configs(Exported(exported.configs, [*kept, *found]), path)
+
+
 def summary(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times], width: float) -> dict[str, Any]:
     """How many shapes share a bucket of `width`, and what they lose."""
     found = losses(configs, times, width)
@@ -116,6 +140,7 @@ def main() -> None:
     parser.add_argument("--db", nargs="+", required=True, metavar="DATABASE", help="databases of tuned shapes")
     parser.add_argument("--measure", action="store_true", help="race the winners on the GPU that is here")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each race")
+    parser.add_argument("--into", metavar="EXPORT", help="a JSON export to write the loss of shapes of one bucket to")
     options: argparse.Namespace = parser.parse_args()
     configs: list[BestConfig] = []
     for path in options.db:
@@ -130,7 +155,11 @@ def main() -> None:
     configs = [c for c in configs if times[c].get(c.variant, 0.0) <= SLIP * min(times[c].values())]
     rows = [summary(configs, times, width) for width in WIDTHS]
     widest = recommended(rows)
+    of_buckets = bucket_losses(configs, times)
+    if options.into:
+        write_losses(options.into, of_buckets)
     record.write(options.out, {
+        "losses": [asdict(loss) for loss in of_buckets],
         "wanted": WANTED, "recommended_width": widest, "measured": options.measure, "widths": rows,
         "shapes": [{"spec": c.shape.spec.key(), "page_size": c.variant.page_size, "batch": c.batch,
                     "summary": asdict(BatchSummary.of(Batch.parse(c.batch))), "best": c.variant.key(),

@@ -1,7 +1,8 @@
-"""Eight processes look up, and take newer snapshots, while one writes trials and best configs to the same database.
+"""Eight processes look up, and take newer snapshots, while `attention-tuner tune` writes to the same database.
 
-Every config that is written says in its times which variant it is of, so that a reader knows half a result from a whole
-one, and an older snapshot after a newer. The writer does what a tuner does, as fast as it can, and times each write.
+The tuner is the command itself, which searches small batches through Triton's interpreter; only its writes to the store
+are timed and noted. Every reader asks for those batches and for configs that nobody writes, and what it was answered is
+held against what was written. The same command without readers, in a database of its own, says what a write takes.
 """
 
 from __future__ import annotations
@@ -9,98 +10,176 @@ from __future__ import annotations
 import argparse
 import logging
 import multiprocessing
+import os
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event, Semaphore
+from pathlib import Path
 from typing import Any
 
 import record
 import synthetic
 
-from attention_tuner.db import LiveTable, Setting, Store, TrialRecord
+from attention_tuner.db import LiveTable, Store
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.outcome import BestConfig, Check, Timed, Timing
+from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.outcome import BestConfig
+from attention_tuner.kernel_templates.spec import AttentionSpec
 
 READERS = 8
 ROWS = 1_000
-# What is tuned in the meantime, and how often a reader looks whether there is anything new.
-TUNED = 20
-REFRESH_S = 0.05
+# Of the rows that nobody writes, so many are asked for.
+ASKED = 20
+# How long a reader waits before it asks again, as an engine does between its steps, and before it looks whether there
+# is anything new.
+STEP_S = 0.001
+REFRESH_S = 0.5
+# What is tuned: a layer so small that a trial takes some tens of milliseconds, and of these batches as many as are done
+# in the time.
+SPEC = AttentionSpec(2, 1, 32, dtype="float16")
+BATCHES = tuple(f"{kind}@{context}" for context in (20, 12, 28, 40) for kind in ("1x1", "2x1", "1x4"))
+SECONDS_EACH = 10.0
+PAGE_SIZE = 16
+ALONE_S = 15.0
+# More than there is time for.
+TRIALS = 1_000
+WRITES = ("add_trial", "put_best")
 
 
-def written(config: BestConfig, number: int) -> BestConfig:
-    """`config` as its `number`-th tuning leaves it: its times say the number, and its variant whether that is even."""
-    regime, values = config.timing.regime, config.variant.as_dict()
-    name = "waves" if "waves" in values else "num_stages"
-    first, second = (1, 2) if name == "waves" else (2, 3)
-    return replace(config, variant=config.variant.replace(**{name: second if number % 2 else first}),
-                   timing=Timing((float(number),), regime), default_timing=Timing((2.0 * number,), regime))
+class Reader:
+    """Asks a table that follows the database, and keeps what was wrong and which results of the tuner it was given."""
+
+    def __init__(self, path: str, configs: Sequence[BestConfig], batches: Sequence[str]) -> None:
+        self.path, self.configs = path, configs
+        self.lookups = 0
+        self.warned: list[str] = []
+        self.loads: list[float] = []
+        self.wrong: list[str] = []
+        self.seen: dict[str, list[BestConfig]] = {batch: [] for batch in batches}
+
+    def open(self) -> None:
+        """Load the database, in the reader's own process."""
+        def keep(message: Warning | str, *_: object) -> None:
+            self.warned.append(str(message))
+
+        warnings.showwarning = keep
+        # Synthetic configs are all stale, and told of for each layer.
+        logging.getLogger("attention_tuner").setLevel(logging.ERROR)
+        self.live = LiveTable(self.path, self.configs[0].gpu)
+
+    def ask(self) -> None:
+        """Ask for every row that stays as it is, and for every batch that is being tuned."""
+        for config in self.configs:
+            answer = self.live.lookup(config.shape.spec, config.shape.bucket, config.variant.page_size, config.gpu)
+            if answer.config != config:
+                self.wrong.append(f"{answer.config!r} where nothing is written but {config!r}")
+        for batch, seen in self.seen.items():
+            answer = self.live.lookup(SPEC, Batch.parse(batch), PAGE_SIZE, INTERPRETER)
+            if answer.source == "exact" and answer.config is not None:
+                if answer.config not in seen[-1:]:
+                    seen.append(answer.config)
+            elif seen:
+                self.wrong.append(f"{answer.source} for {batch}, for which there was a result")
+        self.lookups += len(self.configs) + len(self.seen)
+
+    def refresh(self) -> None:
+        """Take a newer snapshot where there is one."""
+        start = time.perf_counter()
+        if self.live.refresh():
+            self.loads.append(time.perf_counter() - start)
 
 
-def read(path: str, configs: list[BestConfig], ready: Semaphore, stop: Event, results: Queue[dict[str, Any]]) -> None:
-    """A reader: asks for every config in turn, refreshes now and then, and keeps what was wrong."""
-    warned: list[str] = []
-    warnings.showwarning = lambda message, *_: warned.append(str(message))
-    # Synthetic configs are all stale, and told of for each layer.
-    logging.getLogger("attention_tuner").setLevel(logging.ERROR)
-    live = LiveTable(path, configs[0].gpu)
-    lookups = refreshes = 0
-    newest = [0] * len(configs)
-    wrong: list[str] = []
-    loads: list[float] = []
-    due = time.perf_counter()
+def read(reader: Reader, ready: Semaphore, stop: Event, results: Queue[Reader]) -> None:
+    """A reader's process, until it is stopped."""
+    reader.open()
     ready.release()
+    due = time.perf_counter()
     while not stop.is_set():
-        for index, config in enumerate(configs):
-            asked = Batch.parse(config.batch) if lookups == 0 else config.shape.bucket
-            answer = live.lookup(config.shape.spec, asked, config.variant.page_size, config.gpu)
-            lookups += 1
-            found = answer.config
-            if found is None or answer.distance or found.shape.bucket != config.shape.bucket:
-                wrong.append(f"{answer.source} for {config.batch}")
-                continue
-            number = round(found.timing.median_ms)
-            if found != written(config, number):
-                wrong.append(f"half a result: {found!r}")
-            elif number < newest[index]:
-                wrong.append(f"{number} after {newest[index]}")
-            newest[index] = number
-        if (start := time.perf_counter()) >= due:
-            if live.refresh():
-                refreshes += 1
-                loads.append(time.perf_counter() - start)
-            due = start + REFRESH_S
-    results.put({"lookups": lookups, "refreshes": refreshes, "wrong": wrong[:5], "wrong_count": len(wrong),
-                 "warnings": warned[:5], "newest": newest,
-                 "load_ms": statistics.median(loads) * 1e3 if loads else None})  # fmt: skip
+        reader.ask()
+        if time.perf_counter() >= due:
+            reader.refresh()
+            due = time.perf_counter() + REFRESH_S
+        time.sleep(STEP_S)
+    # What was written last.
+    reader.refresh()
+    reader.ask()
+    del reader.live
+    results.put(reader)
 
 
-def write(store: Store, configs: list[BestConfig], seconds: float) -> dict[str, Any]:
-    """The writer: trials and best configs of every task in turn. Errors end the benchmark."""
-    run = store.start_run({"benchmark": True})
-    times: dict[str, list[float]] = {"trial": [], "best": []}
-    number, end = 1, time.monotonic() + seconds
-    while time.monotonic() < end:
-        number += 1
-        for config in configs:
-            new = written(config, number)
-            setting = Setting(config.shape.spec, Batch.parse(config.batch), config.variant.page_size, config.gpu,
-                              config.timing.regime)  # fmt: skip
-            trial = TrialRecord(run, setting, config.environment, Timed(new.variant, Check(0.1), new.timing))
-            for kind, call in (("trial", lambda trial=trial: store.add_trial(trial)),
-                               ("best", lambda new=new: store.put_best(new))):  # fmt: skip
-                start = time.perf_counter()
-                call()
-                times[kind].append(time.perf_counter() - start)
-    return {"rounds": number - 1, **{
-        f"{kind}_ms": {"count": len(each), "median": statistics.median(each) * 1e3,
-                       "p99": statistics.quantiles(each, n=100)[98] * 1e3, "longest": max(each) * 1e3}
-        for kind, each in times.items()}}  # fmt: skip
+def tune(path: str, batches: Sequence[str], seconds: float, results: Queue[dict[str, Any]]) -> None:
+    """The tuner's process: the command line, with a stopwatch at the store."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    times: dict[str, list[float]] = {name: [] for name in WRITES}
+    written: list[BestConfig] = []
+
+    def timed(name: str) -> None:
+        write = getattr(Store, name)
+
+        def call(store: Store, *records: Any) -> None:
+            start = time.perf_counter()
+            write(store, *records)
+            times[name].append(time.perf_counter() - start)
+            written.extend(each for each in records if isinstance(each, BestConfig))
+
+        setattr(Store, name, call)
+
+    for name in WRITES:
+        timed(name)
+    from attention_tuner.tuner.cli import main as command
+
+    named = [part for batch in batches for part in ("--batch", batch)]
+    with open(f"{path}.log", "w", encoding="utf-8") as sys.stdout:
+        sys.stderr = sys.stdout
+        status = command(["tune", "--spec", SPEC.key(), *named, "--page-size", str(PAGE_SIZE), "--gpu", "interpreter",
+                          "--trials", str(TRIALS), "--seconds", f"{seconds:g}", "--db", path])  # fmt: skip
+    results.put({"status": status, "times": times, "written": written})
+
+
+def batches_for(seconds: float) -> tuple[str, ...]:
+    """The batches that are tuned in so many seconds."""
+    return BATCHES[: max(1, int(seconds / SECONDS_EACH))]
+
+
+def tuned(context: Any, path: str, seconds: float) -> dict[str, Any]:
+    """What the tuner wrote and how long each write took. Ends the script when the tuner fails."""
+    results = context.Queue()
+    process = context.Process(target=tune, args=(path, batches_for(seconds), seconds, results))
+    process.start()
+    try:
+        found = results.get(timeout=seconds + 60)
+    finally:
+        process.join(10)
+    if found["status"]:
+        sys.exit(f"the tuner ended with status {found['status']}: {Path(f'{path}.log').read_text()}")
+    return found
+
+
+def half_results(reader: Reader, written: Sequence[BestConfig]) -> list[str]:
+    """What a reader was given that was never written so, and results that came in another order."""
+    # Whether the full check has passed is added to what is written.
+    order = {replace(config, full_check=False): number for number, config in enumerate(written)}
+    wrong: list[str] = []
+    for batch, seen in reader.seen.items():
+        plain = [replace(config, full_check=False) for config in seen]
+        wrong += [f"never written: {config!r}" for config in plain if config not in order]
+        places = [order[config] for config in plain if config in order]
+        if places != sorted(places):
+            wrong.append(f"results of {batch} in the order {places}")
+    return wrong
+
+
+def summary(times: Sequence[float]) -> dict[str, float]:
+    """Of the times of writes in seconds, what they were in milliseconds."""
+    ms = [1e3 * each for each in times] or [0.0]
+    return {"count": len(times), "median": statistics.median(ms), "longest": max(ms)}
 
 
 def distinct(configs: list[BestConfig], count: int) -> list[BestConfig]:
@@ -109,47 +188,55 @@ def distinct(configs: list[BestConfig], count: int) -> list[BestConfig]:
 
 
 def measure(readers: int, rows: int, seconds: float) -> dict[str, Any]:
-    """What the readers and the writer did in so many seconds, and what the same writes take without readers."""
+    """What the readers and the tuner did in so many seconds, and what a tuner's writes take without readers."""
     everything = distinct(synthetic.configs(2 * rows), rows)
-    tuned = everything[:TUNED]
     context = multiprocessing.get_context("spawn")
     ready, stop, results = context.Semaphore(0), context.Event(), context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/tuner.db"
+        path, other = f"{folder}/tuner.db", f"{folder}/alone.db"
         with Store.open(path) as store:
-            store.put_best(*(written(config, 1) for config in everything))
-            alone = write(store, tuned, min(5.0, seconds))
-            store.put_best(*(written(config, 1) for config in tuned))
-            processes = [context.Process(target=read, args=(path, tuned, ready, stop, results)) for _ in range(readers)]
-            for process in processes:
-                process.start()
-            for _ in processes:
-                ready.acquire()
-            writer = write(store, tuned, seconds)
+            store.put_best(*everything)
+        shutil.copy(path, other)
+        alone = tuned(context, other, min(ALONE_S, seconds))
+        reader = Reader(path, everything[:ASKED], batches_for(seconds))
+        processes = [context.Process(target=read, args=(reader, ready, stop, results)) for _ in range(readers)]
+        for process in processes:
+            process.start()
+        for _ in processes:
+            ready.acquire()
+        tuner = tuned(context, path, seconds)
         stop.set()
         found = [results.get(timeout=60) for _ in processes]
         for process in processes:
             process.join()
-    return {"readers": found, "exit_codes": [process.exitcode for process in processes], "writer": writer,
-            "writer_alone": alone}  # fmt: skip
+    return {"readers": [told(reader, tuner["written"]) for reader in found], "results": len(tuner["written"]),
+            "exit_codes": [process.exitcode for process in processes],
+            "writes_ms": {name: summary(tuner["times"][name]) for name in WRITES},
+            "writes_alone_ms": {name: summary(alone["times"][name]) for name in WRITES}}  # fmt: skip
+
+
+def told(reader: Reader, written: Sequence[BestConfig]) -> dict[str, Any]:
+    """A reader as the results keep it."""
+    wrong = [*reader.wrong, *half_results(reader, written)]
+    return {"lookups": reader.lookups, "snapshots": len(reader.loads), "seen": sum(map(len, reader.seen.values())),
+            "wrong": wrong[:5], "wrong_count": len(wrong), "warnings": reader.warned[:5],
+            "load_ms": statistics.median(reader.loads) * 1e3 if reader.loads else None}  # fmt: skip
 
 
 def main() -> None:
     parser = record.parser(__doc__)
     parser.add_argument("--readers", type=int, default=READERS)
-    parser.add_argument("--rows", type=int, default=ROWS, help="configs in the database")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long the writer tunes")
+    parser.add_argument("--rows", type=int, default=ROWS, help="configs in the database that nobody writes")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the tuner tunes")
     options: argparse.Namespace = parser.parse_args()
     found = measure(options.readers, options.rows, options.seconds)
     record.write(options.out, {"rows": options.rows, "seconds": options.seconds, "refresh_s": REFRESH_S, **found})
-    record.print_table(("reader", "lookups", "snapshots", "a load, ms", "wrong", "warnings"), [
-        [str(index), str(each["lookups"]), str(each["refreshes"]), f"{each['load_ms'] or 0:.1f}",
+    record.print_table(("reader", "lookups", "snapshots", "a load, ms", "results seen", "wrong", "warnings"), [
+        [str(index), str(each["lookups"]), str(each["snapshots"]), f"{each['load_ms'] or 0:.1f}", str(each["seen"]),
          str(each["wrong_count"]), str(len(each["warnings"]))] for index, each in enumerate(found["readers"])])
-    record.print_table(("write", "count", "median ms", "p99", "longest", "alone: median", "longest"), [
-        [kind, str(found["writer"][f"{kind}_ms"]["count"]),
-         *(f"{found['writer'][f'{kind}_ms'][name]:.2f}" for name in ("median", "p99", "longest")),
-         *(f"{found['writer_alone'][f'{kind}_ms'][name]:.2f}" for name in ("median", "longest"))]
-        for kind in ("trial", "best")])
+    record.print_table(("write", "count", "median ms", "longest", "alone: count", "median ms", "longest"), [
+        [name, *(f"{found[where][name][column]:.4g}" for where in ("writes_ms", "writes_alone_ms")
+                 for column in ("count", "median", "longest"))] for name in WRITES])
     wrong = sum(each["wrong_count"] for each in found["readers"])
     if wrong or any(found["exit_codes"]):
         sys.exit(f"{wrong} wrong answers; exit codes {found['exit_codes']}")

@@ -26,13 +26,15 @@ ships. In this order they answer where they are alike."""
 class Answer:
     """The variant to run, valid for what was asked.
 
-    `config` is what was tuned, None for the heuristic; `variant` may differ from its variant where the batch lacks a
-    part that the tuned one had. `stale` says that it was measured with another kernel source, Triton or driver, or
-    that the Triton here is unknown. `distance` is that of the asked bucket from the tuned one (`BatchBucket.distance`),
-    for the heuristic from the nearest that is tuned for this GPU, None where none is. `origin` says whose the config
-    is, None for the heuristic. `loss` is what the variant is expected to be slower by than the best one for the batch,
-    0.02 being two percent: the median of answers from about as far, None where none were measured from so far. `lender`
-    names the other GPU that the config was tuned on, where the chain lets it answer.
+    `source` is "exact" only where a `Batch` was asked for: an engine that asks for a bucket, as `HybridAttention` does
+    in every step, is answered alike for all batches of it. `config` is what was tuned, None for the heuristic;
+    `variant` may differ from its variant where the batch lacks a part that the tuned one had. `stale` says that it was
+    measured with another kernel source, Triton or driver, or that the Triton here is unknown. `distance` is that of the
+    asked bucket from the tuned one (`BatchBucket.distance`), for the heuristic from the nearest that is tuned for this
+    GPU, None where none is. `origin` says whose the config is, None for the heuristic. `loss` is what the variant is
+    expected to be slower by than the best one for the batch, 0.02 being two percent: the median of answers from about
+    as far, None where none were measured from so far. `lender` names the other GPU that the config was tuned on, where
+    the chain lets it answer.
     """
 
     variant: Variant

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import reprlib
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, astuple, dataclass, field, fields
-from typing import Any, TextIO, cast
+from typing import Any, NamedTuple, TextIO, cast
 
 from ..kernel_templates.batch import BatchBucket, Shape
 from ..kernel_templates.errors import StoreError
@@ -15,9 +18,10 @@ from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment, Regime, Timing, Verdict
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
-from .answer import Source
+from .answer import Origin, Source
 from .fields import Field
 from .losses import Loss
+from .rows import Row, Rows, Slot, row_of
 from .text_files import read_text, replace_file
 
 SCHEMA_VERSION = 1
@@ -103,6 +107,46 @@ def read_json(path: str | os.PathLike[str]) -> Exported:
 
     Raises `StoreError` for any other file, naming the first value that cannot be used and where it stands.
     """
+    with _parts(path) as (entries, losses):
+        return Exported([config_from_json(*entry) for entry in entries], losses)
+
+
+def json_rows(path: str | os.PathLike[str], origin: Origin, is_of: Callable[[Gpu], bool],
+              judge: Callable[[BestConfig], BestConfig | None]) -> tuple[Rows[Entry], list[Loss]]:
+    """The rows of such GPUs in the file that `export_json` wrote, and the losses there; `judge` says what is served.
+
+    Of a config no more than its slot is read before it is asked for. Raises as `read_json` does, but for what is wrong
+    within a config.
+    """
+    slots: dict[Slot, list[Entry]] = defaultdict(list)
+    with _parts(path) as (entries, losses):
+        for entry in entries:
+            if is_of(entry.gpu):
+                parts = entry.config.members(_CONFIG)
+                slot = Slot.of(spec_from_json(parts["spec"]), parts["page_size"].whole(least=1), entry.gpu)
+                slots[slot].append(entry)
+
+    def row(entry: Entry) -> Row:
+        return row_of(config_from_json(*entry), judge)
+
+    def content() -> Iterator[str]:
+        # Where a config stands says nothing about what is in it.
+        return (repr((entry.config.value, *entry[1:])) for entry in itertools.chain(*slots.values()))
+
+    return Rows(origin, dict(slots), lambda entry: f"{entry.config.place!r} in {str(path)!r}", row, content), losses
+
+
+class Entry(NamedTuple):
+    """A config in an export, not read yet, with what its group says of it."""
+
+    config: Field
+    gpu: Gpu
+    environment: Environment
+
+
+@contextmanager
+def _parts(path: str | os.PathLike[str]) -> Generator[tuple[Iterable[Entry], list[Loss]]]:
+    """The configs and losses of an export; what cannot be used of them is said to be in this file."""
     name = str(path)
     document = _load(path)
     version = document.get("schema_version")
@@ -112,9 +156,8 @@ def read_json(path: str | os.PathLike[str]) -> Exported:
         raise StoreError(f"{name!r} has schema version {reprlib.repr(version)}; {_EXPECTED}")
     try:
         members = Field(document, "").members(("schema_version", "groups"), ("losses",))
-        configs = [config for group in members["groups"].items() for config in _group_from_json(group)]
         losses = [_loss_from_json(entry) for entry in members["losses"].items()] if "losses" in members else []
-        return Exported(configs, losses)
+        yield itertools.chain.from_iterable(map(_group_from_json, members["groups"].items())), losses
     except StoreError as error:
         raise StoreError(f"{name!r} cannot be imported: {error}") from error
 
@@ -154,11 +197,11 @@ def _timing_to_json(timing: Timing) -> dict[str, Any]:
     }
 
 
-def _group_from_json(group: Field) -> list[BestConfig]:
+def _group_from_json(group: Field) -> list[Entry]:
     members = group.members(("gpu", "environment", "configs"))
     gpu = gpu_from_json(members["gpu"])
     environment = environment_from_json(members["environment"])
-    return [config_from_json(entry, gpu, environment) for entry in members["configs"].items()]
+    return [Entry(config, gpu, environment) for config in members["configs"].items()]
 
 
 def environment_from_json(entry: Field) -> Environment:
@@ -233,7 +276,7 @@ def _timing_from_json(entry: Field) -> Timing:
     """The timing, from its samples: the median beside them is for people."""
     parts = entry.members(("median_ms", "samples_ms", "plan_ms", "regime"))
     parts["median_ms"].number()
-    samples = tuple(sample.number(*_TIMES_MS) for sample in parts["samples_ms"].items())
+    samples = tuple(parts["samples_ms"].numbers(*_TIMES_MS))
     plan = parts["plan_ms"].number(most=_TIMES_MS[1])
     names = {name: text.text() for name, text in parts["regime"].members(("capture", "l2", "load")).items()}
     regime = parts["regime"].made(lambda: Regime(**names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ T = TypeVar("T")
 
 MOST = 2**63 - 1
 """The largest whole number that a database holds."""
+
+# What no text of a database may have in it.
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Field:
         """A text that a database can hold."""
         if not isinstance(self.value, str):
             self.refuse("a text")
-        if "\0" in self.value or any("\ud800" <= character <= "\udfff" for character in self.value):
+        if _UNSTORABLE.search(self.value):
             self.refuse("a text without null characters and lone surrogates")
         return self.value
 
@@ -80,6 +84,16 @@ class Field:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
             self.refuse(f"a number from {least:g} to {most:g}")
         return float(value)
+
+    def numbers(self, least: float = 0, most: float = MOST) -> list[float]:
+        """The items of a list of numbers, each as `number` reads it."""
+        values = self.value
+        # An export is mostly samples: a place is made up only for one that is refused.
+        if isinstance(values, list):
+            floats = cast(list[float], values)
+            if all(type(value) is float and least <= value <= most for value in floats):
+                return floats
+        return [item.number(least, most) for item in self.items()]
 
     def optional(self, read: Callable[[Field], T]) -> T | None:
         """What `read` makes of the value, None for null."""

@@ -1,4 +1,7 @@
-"""Exports in any of their formats: native JSON, a folder of JSON files as vLLM has them, and a flat table of text."""
+"""Exports in any of their formats: native JSON, a folder of JSON files as vLLM has them, and a flat table of text.
+
+Where a lookup reads from, a database may stand in their place.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from ..kernel_templates.outcome import BestConfig
 from .export import Exported, export_json, read_json
 from .flat import MARK, read_table, table_rows, write_table
 from .folder import read_folder, write_folder
+from .full_checks import StoredChecks
 from .rows import Rows, made
+from .store import Store
 
 FORMATS = ("json", "folder", "table")
 
@@ -47,7 +52,16 @@ def read_configs(path: str | os.PathLike[str]) -> Exported:
 
 def rows_of(path: str | os.PathLike[str],
             judge: Callable[[BestConfig], BestConfig | None]) -> tuple[Rows[Any], Exported]:
-    """The rows of an export in any format for a `ConfigTable`, those of a table not read yet, and the rest of it."""
+    """The rows of an export in any format, or of a database, for a `ConfigTable`, and the rest of it.
+
+    Those of a table or a database are not read yet. `judge` says what is served, and so do a database's own checks.
+    """
+    if is_database(str(path)):
+        with Store.open(path, create=False) as store:
+            snapshot = store.snapshot()
+        own = StoredChecks(snapshot.checks, snapshot.name)
+        rows = snapshot.rows(lambda config: (passed := own.judge(config)) and judge(passed), "file")
+        return rows, Exported([], snapshot.losses())
     if _is_table(Path(path).expanduser()):
         return table_rows(path, judge), Exported([])
     exported = read_configs(path)

@@ -69,14 +69,13 @@ class LiveTable:
     def _state(self) -> tuple[object, ...] | None:
         """What changes when something is written, None for a database that is no file."""
         try:
-            database = sqlite_path(self._where or default_path())
+            paths = [sqlite_path(where) for where in (self._where or default_path(), *self._files)]
         except StoreError:
             return None
-        if database is None:
+        if None in paths:
             return None
-        # What is committed goes to the log beside the file first.
-        log = database.with_name(f"{database.name}-wal")
-        return tuple(_stamp(Path(path).expanduser()) for path in (database, log, *self._files, SHIPPED))
+        # What is committed to a database goes to the log beside the file first.
+        return tuple(_stamp(Path(f"{path}{ending}")) for path in (*paths, SHIPPED) for ending in ("", "-wal"))
 
 
 def _stamp(path: Path) -> tuple[object, ...]:

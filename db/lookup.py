@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,11 @@ from ..kernel_templates.outcome import BestConfig, Environment
 from ..kernel_templates.spec import AttentionSpec
 from .answer import Answer, Chain
 from .engine import PATH_VARIABLE, default_path, sqlite_path
-from .export import Exported, read_json
+from .export import json_rows, read_json
 from .files import rows_of
 from .full_checks import StoredChecks
 from .losses import Loss, Losses
-from .rows import Rows, made
+from .rows import Rows
 from .store import Store
 from .table import ConfigTable
 
@@ -61,9 +61,10 @@ def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Seque
     """A fresh snapshot of the database `where` (default: `default_path()`), then of `files`, in their order, then of
     what ships for `gpu` and those that the chain lets lend, or for any: of configs that are alike the earlier answers.
 
-    `files` are exports in any format that `read_configs` reads. A missing database is not an error. Raises `StoreError`
-    when `where` is given, is there and cannot be read; the default database is then set aside with a warning, as is a
-    file, once for all loads with the same `named`. Raises `InputError` for a `gpu` or `files` of another type.
+    `files` are exports in any format that `read_configs` reads, or other databases. Where the database is missing, that
+    is no error. Raises `StoreError` when `where` is given, is there and cannot be read; the default database is then
+    set aside with a warning, as is a file, once for all loads with the same `named`. Raises `InputError` for a `gpu` or
+    `files` of another type.
     """
     named = set() if named is None else named
     if gpu is not None:
@@ -76,9 +77,12 @@ def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Seque
             rows, exported = rows_of(path, checks.judge)
             places.append(rows)
             losses = [*losses, *exported.losses]
-    shipped = _shipped(gpu, named, chain.like if chain else ())
-    places.append(made(shipped.configs, "shipped", checks.judge))
-    return ConfigTable(places, _environment, chain, Losses([*losses, *shipped.losses]))
+    for path in _shipped(gpu, chain.like if chain else ()):
+        with _set_aside("shipped configs", named):
+            rows, lost = json_rows(path, "shipped", _is_of(path), checks.judge)
+            places.append(rows)
+            losses = [*losses, *lost]
+    return ConfigTable(places, _environment, chain, Losses(losses))
 
 
 def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
@@ -87,7 +91,11 @@ def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
     A file that cannot be read is set aside with a warning; what it holds about another GPU than its name says is never
     served.
     """
-    return _shipped(gpu, set()).configs
+    configs: list[BestConfig] = []
+    for path in _shipped(gpu):
+        with _set_aside("shipped configs", set()):
+            configs += (config for config in read_json(path).configs if _is_of(path)(config.gpu))
+    return configs
 
 
 def listed(files: object) -> tuple[str | os.PathLike[str], ...]:
@@ -104,17 +112,15 @@ def _require_gpu(gpu: object) -> None:
         raise InputError(f"cannot look up the GPU {gpu!r}, of type {type(gpu).__name__}; expected a Gpu")
 
 
-def _shipped(gpu: Gpu | None, named: set[str], like: Sequence[str] = ()) -> Exported:
-    """What ships for the model of `gpu` and those called as in `like`, or for all."""
-    found = Exported([])
+def _shipped(gpu: Gpu | None, like: Sequence[str] = ()) -> list[Path]:
+    """The files that ship for the model of `gpu` and those called as in `like`, or for all."""
     slugs = {gpu.slug, *(replace(gpu, name=name).slug for name in like)} if gpu is not None else None
-    for path in sorted(SHIPPED.glob("*.json")):
-        if slugs is None or path.stem in slugs:
-            with _set_aside("shipped configs", named):
-                exported = read_json(path)
-                found.configs.extend(config for config in exported.configs if config.gpu.slug == path.stem)
-                found.losses.extend(exported.losses)
-    return found
+    return [path for path in sorted(SHIPPED.glob("*.json")) if slugs is None or path.stem in slugs]
+
+
+def _is_of(path: Path) -> Callable[[Gpu], bool]:
+    """Whether a GPU is of the model that a shipped file is called by."""
+    return lambda gpu: gpu.slug == path.stem
 
 
 @contextmanager
@@ -148,7 +154,7 @@ def _read(where: str) -> _Stored:
     with Store.open(where, create=False) as store:
         snapshot = store.snapshot()
     checks = StoredChecks(snapshot.checks, snapshot.name)
-    return _Stored(snapshot.rows(checks), checks, snapshot.losses())
+    return _Stored(snapshot.rows(checks.judge), checks, snapshot.losses())
 
 
 @functools.lru_cache(maxsize=8)

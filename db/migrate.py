@@ -6,7 +6,7 @@ import functools
 import threading
 from pathlib import Path
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, text
 
 from ..kernel_templates.errors import StoreError
 
@@ -44,15 +44,12 @@ def require_current(connection: Connection, name: str) -> None:
 
 
 def _is_current(connection: Connection, name: str) -> bool:
-    from alembic.runtime.migration import MigrationContext
-
     tables = inspect(connection).get_table_names()
     if tables and VERSION_TABLE not in tables:
         raise StoreError(f"database {name!r} belongs to another program (it has a table {sorted(tables)[0]!r}); "
                          "expected one made by attention-tuner, or a path where nothing is yet")
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    revision = context.get_current_revision()
-    head, known = _revisions(MIGRATIONS)
+    revision = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")) if tables else None
+    *_, head = known = revisions(MIGRATIONS)
     if revision is not None and revision not in known:
         raise StoreError(f"database {name!r} has schema {revision!r}, which is newer than this version of "
                          f"attention-tuner; expected at most {head!r}")
@@ -60,9 +57,9 @@ def _is_current(connection: Connection, name: str) -> bool:
 
 
 @functools.cache
-def _revisions(folder: Path) -> tuple[str | None, frozenset[str]]:
-    """The latest revision in a folder of migrations, and all of them: read once, for every opening asks."""
-    from alembic.script import ScriptDirectory
+def revisions(folder: Path) -> tuple[str, ...]:
+    """The revisions in a folder of migrations, the latest last: with them the names of its files begin.
 
-    script = ScriptDirectory(str(folder))
-    return script.get_current_head(), frozenset(entry.revision for entry in script.walk_revisions())
+    Alembic says the same, but importing it takes longer than loading a table.
+    """
+    return tuple(sorted(path.name.partition("_")[0] for path in (folder / "versions").glob("[0-9]*_*.py")))

@@ -129,6 +129,12 @@ def label_of(config: BestConfig) -> str:
             f"{config.gpu.name}")
 
 
+def row_of(config: BestConfig, judge: Callable[[BestConfig], BestConfig | None]) -> Row:
+    """The row of a config that has been read; `judge` says what is served of it."""
+    return Row(config.shape.bucket, config.variant, functools.partial(judge, config),
+               functools.partial(label_of, config))
+
+
 def made(configs: Iterable[BestConfig], origin: Origin,
          judge: Callable[[BestConfig], BestConfig | None] = lambda config: config) -> Rows[BestConfig]:
     """The rows of `configs`; `judge` says what is served of one."""
@@ -137,8 +143,7 @@ def made(configs: Iterable[BestConfig], origin: Origin,
         slots[Slot.of(config.shape.spec, config.variant.page_size, config.gpu)].append(config)
 
     def row(config: BestConfig) -> Row:
-        return Row(config.shape.bucket, config.variant, functools.partial(judge, config),
-                   functools.partial(label_of, config))
+        return row_of(config, judge)
 
     return Rows(origin, dict(slots), label_of, row, lambda: map(repr, itertools.chain(*slots.values())))
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select
 
-from .full_checks import FullCheckRow, StoredChecks
+from ..kernel_templates.outcome import BestConfig
+from .answer import Origin
+from .full_checks import FullCheckRow
 from .losses import Loss, LossRow
 from .models import UNREADABLE, BestRow
 from .rows import COLUMNS, Rows, stored
@@ -39,9 +41,10 @@ class Snapshot:
             rows = _values(connection, best)
         return cls(name, rows, *(_values(connection, model.__table__.columns) for model in (FullCheckRow, LossRow)))
 
-    def rows(self, checks: StoredChecks) -> Rows[Sequence[Any]]:
-        """The best configs for a table; `checks` says which of them are served."""
-        rows = stored(self.best, f"table {BestRow.__tablename__} in database {self.name!r}", "database", checks.judge)
+    def rows(self, judge: Callable[[BestConfig], BestConfig | None],
+             origin: Origin = "database") -> Rows[Sequence[Any]]:
+        """The best configs for a table; `judge` says which of them are served, as the checks here have it."""
+        rows = stored(self.best, f"table {BestRow.__tablename__} in database {self.name!r}", origin, judge)
         # What the checks say decides as well; as with a config, the number of a row says nothing.
         return replace(rows, content=lambda: itertools.chain(rows.content(), (repr(row[1:]) for row in self.checks)))
 

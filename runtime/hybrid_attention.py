@@ -46,7 +46,8 @@ class HybridAttention:
     stream, from one thread at a time: they share plans and workspaces. Pages are of a multiple of 16 tokens. The first
     runs compile: a step may do so after others, when another variant is chosen or its reduction has another shape.
     `choose` says which variant to launch (default: `from_default_table`; of another table: `lambda *asked:
-    table.lookup(*asked).variant`).
+    table.lookup(*asked).variant`). It is asked for the bucket of each step's batch, never for the batch, so that no
+    answer is of the source "exact".
 
     With `batch_invariant` one variant serves every batch and keys are cut by a sequence's own lengths, so that a row's
     result depends, bit for bit, only on its own sequence: its queries, keys, values, query length and context length,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..db.lookup import lookup
 from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket, BatchSummary
 from ..kernel_templates.device import present_gpu
 from ..kernel_templates.errors import GpuError, VariantError
@@ -35,8 +36,6 @@ USUAL_SEQS, USUAL_CHUNK, USUAL_CONTEXT = 64, 512, 8192
 
 def from_default_table(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
     """The variant of `db.lookup`: the user's own database, what ships, then the heuristic."""
-    from ..db.lookup import lookup
-
     return lookup(spec, bucket, page_size, gpu).variant
 
 

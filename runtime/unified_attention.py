@@ -42,8 +42,9 @@ def unified_attention(
     q, out: [num_tokens, num_q_heads, head_dim]; k, v: [num_pages, page_size, num_kv_heads, head_dim]; cu_seqlens_q:
     [num_seqs + 1] int32, where each sequence's query tokens start; seqused_k: [num_seqs] int32, its keys with them.
     window_size: (keys before the query's own, 0), -1 for no window; softcap: 0 for none. k_descale and v_descale are
-    heeded with a cache in 8 bits, q_descale is needed with queries in 8 bits and refused with others: [] or
-    [num_seqs, num_kv_heads], of which the first sequence's count for all.
+    heeded with a cache in 8 bits, q_descale is needed with queries in 8 bits and refused with others: one number, or
+    [num_seqs, num_kv_heads], the same for all sequences. Scales that differ between sequences are refused on the host;
+    on a GPU looking would wait for it, and the first sequence's count for all.
     Not looked at: the longest lengths, the scratch for split keys, `use_td`.
 
     The lengths are read on the host: from a GPU that waits for it, unless both are the very tensors of the call before,
@@ -79,8 +80,10 @@ def unified_attention(
         attention = _shared.planned(spec, k.shape[1], q, lengths)
     elif attention.spec != spec:
         raise SpecError(f"the given attention is of layer {attention.spec.key()}, not of {spec.key()}")
-    scales = (q_descale, k_descale, v_descale) if spec.has_fp8_cache else (None, None, None)
-    q_scale, k_scale, v_scale = (_scale(scale, spec.num_kv_heads) for scale in scales)
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    q_scale, k_scale, v_scale = (
+        _scale(name, scale, spec.num_kv_heads) if spec.has_fp8_cache else None for name, scale in scales.items()
+    )
     attention.run(q, k, v, block_table, out, sinks=_float32(sinks), alibi_slopes=_float32(alibi_slopes),
                   q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)  # fmt: skip
 
@@ -113,7 +116,7 @@ def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.float().contiguous()
 
 
-def _scale(descale: torch.Tensor | None, num_kv_heads: int) -> torch.Tensor | None:
+def _scale(name: str, descale: torch.Tensor | None, num_kv_heads: int) -> torch.Tensor | None:
     """A scale for each KV head [num_kv_heads] of one for all, or of one for each sequence and head."""
     if descale is None:
         return None
@@ -122,6 +125,8 @@ def _scale(descale: torch.Tensor | None, num_kv_heads: int) -> torch.Tensor | No
     of_heads = descale[0] if descale.dim() == 2 and len(descale) else descale
     if of_heads.shape not in ((), (1,), (num_kv_heads,)):
         raise SpecError(f"a scale must be one number, or [num_seqs, {num_kv_heads}], not {list(descale.shape)}")
+    if descale.is_cpu and not (descale == of_heads).all():
+        raise SpecError(f"not supported: a {name} that differs between sequences")
     return of_heads.float().expand(num_kv_heads).contiguous()
 
 

@@ -165,6 +165,15 @@ def test_db_loads_no_torch_no_triton_and_no_optuna() -> None:
     assert not loaded & {"torch", "triton", "optuna"}
 
 
+def test_loading_a_table_loads_no_alembic(tmp_path: Path) -> None:
+    # Which takes longer to import than ten thousand rows to load.
+    path = str(tmp_path / "tuner.db")
+    loaded = loaded_by(f"from attention_tuner.db import Store, load_table; Store.open({path!r}).close()")
+    assert "alembic" in loaded
+    loaded = loaded_by(f"from attention_tuner.db import load_table; load_table({path!r})")
+    assert "alembic" not in loaded
+
+
 def test_search_spaces_load_no_torch_and_no_triton() -> None:
     names = [module for module in modules() if module.startswith("search_spaces")]
     loaded = loaded_by(f"import {', '.join(f'attention_tuner.{name}' for name in names)}")

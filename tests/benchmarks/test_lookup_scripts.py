@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from attention_tuner.db import Setting, Store, TrialRecord, export_json, read_configs, shipped_configs
+from attention_tuner.db import Setting, Store, TrialRecord, export_json, load_table, read_configs, shipped_configs
 from attention_tuner.db.answer import REACH
 from attention_tuner.db.losses import leave_one_out
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
@@ -95,13 +95,21 @@ def test_latency_is_measured_at_each_size(script: ModuleType, monkeypatch: pytes
 
 
 @using("concurrent_readers")
-def test_readers_and_a_writer_are_told_apart(script: ModuleType) -> None:
-    config = script.distinct(script.synthetic.configs(20), 20)[0]
-    first, second = script.written(config, 7), script.written(config, 8)
-    assert first.variant != second.variant
-    assert (first.timing.median_ms, second.default_timing.median_ms) == (7.0, 16.0)
-    assert script.written(first, 8) == second
-    assert len(script.distinct([config, first, second], 3)) == 1
+def test_a_reader_tells_what_was_never_written_so(script: ModuleType, database: str) -> None:
+    config, other = read_configs(Path(database).with_name("configs.json")).configs
+    reader = script.Reader(database, [config, replace(other, measured_at=config.measured_at)], ["1x1@20"])
+    reader.open()
+    reader.ask()
+    assert reader.lookups == 3
+    assert [text.partition(" where ")[0] for text in reader.wrong] == [repr(other)]
+    first, second = config, replace(config, measured_at="2027-01-01T00:00:00+00:00")
+    reader.seen = {"1x1@20": [first, replace(second, full_check=False)]}
+    assert script.half_results(reader, [first, second]) == []
+    assert script.half_results(reader, [second, first]) == ["results of 1x1@20 in the order [1, 0]"]
+    half = replace(second, variant=other.variant)
+    reader.seen = {"1x1@20": [half]}
+    assert script.half_results(reader, [first, second]) == [f"never written: {replace(half, full_check=False)!r}"]
+    assert len(script.distinct([first, second, config], 3)) == 1
 
 
 @using("leave_one_out")
@@ -220,6 +228,24 @@ def test_shapes_share_a_bucket_where_no_size_is_further_apart(script: ModuleType
     assert script.can_share(at("1x512@1024"), at("1x1024@512"), 2.0)
     assert not script.can_share(at("1x512@1024"), at("1x1025@512"), 2.0)
     assert not script.can_share(at("1x512@1024"), at("1x512@1024,1x1@9"), 99.0)
+
+
+@using("buckets")
+def test_the_loss_of_a_bucket_is_written_to_an_export_and_expected(script: ModuleType, tmp_path: Path) -> None:
+    one = next(config for config in shipped_configs() if config.batch == "1x2048@30720")
+    other = replace(one, batch="1x1900@30720", variant=one.variant.replace(waves=3 - one.variant.number("waves")))
+    assert BatchBucket.of(Batch.parse(other.batch)) == one.shape.bucket
+    times = {config: {one.variant: ms, other.variant: 1.02} for config, ms in ((one, 1.0), (other, 1.03 * 1.02))}
+    (loss,) = script.bucket_losses([one, other], times)
+    assert (loss.gpu_name, loss.source, loss.upto, loss.shapes) == ("NVIDIA H200", "bucket", 0.0, 2)
+    assert loss.loss == pytest.approx(0.025)
+    path = tmp_path / "out.json"
+    export_json([one], path, [replace(loss, loss=0.5), replace(loss, source="neighbour")])
+    script.write_losses(str(path), [loss])
+    assert read_configs(path).losses == [loss, replace(loss, source="neighbour")]
+    table = load_table(str(tmp_path / "none.db"), files=[path])
+    answer = table.lookup(one.shape.spec, one.shape.bucket, one.variant.page_size, one.gpu)
+    assert (answer.source, answer.loss) == ("bucket", pytest.approx(0.025))
 
 
 def test_the_suite_of_buckets_has_three_of_one_bucket_and_one_of_the_next() -> None:

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 from live_reader import HYBRID, ask
+from sqlalchemy import delete
 
-from attention_tuner.db import LiveTable, Store, export_json
+from attention_tuner.db import LiveTable, Store, export_json, load_table
+from attention_tuner.db.engine import make_engine
+from attention_tuner.db.models import BestRow
+from attention_tuner.db.snapshot import Snapshot
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.outcome import BestConfig, Timing
 
@@ -113,6 +117,55 @@ def test_readers_and_a_writer_do_not_disturb_each_other(store: Store, make_confi
     assert all(lookups > 0 and refreshes > 0 and wrong == [] for _, lookups, refreshes, _, wrong in found)
     # What was written later is never followed by what was written before.
     assert all(seen == sorted(seen) and seen[-1] <= number for _, _, _, seen, _ in found)
+
+
+def test_a_reader_in_the_middle_of_a_load_holds_no_writer_up_and_sees_no_half_of_a_result(
+        store: Store, make_config: Make):
+    config, other = make_config(), make_config("64x1@4096")
+    old, new = ([written(each, number) for each in (config, other)] for number in (1, 2))
+    store.put_best(*old)
+    engine = make_engine(store.name, read_only=True, timeout_s=0)
+    with engine.connect() as connection:
+        def load() -> list[BestConfig]:
+            rows = Snapshot.read(connection, store.name).rows(lambda each: each)
+            return sorted(rows.configs([]), key=lambda each: each.batch)
+
+        assert load() == old
+        # The reader's transaction is open still: a writer that had to wait for it would raise at once.
+        with Store.open(store.name, timeout_s=0) as writer:
+            writer.put_best(*new)
+        assert load() == old
+        connection.commit()
+        assert load() == new
+    engine.dispose()
+
+
+def test_what_is_written_is_seen_as_a_whole_once_it_is_committed(store: Store, make_config: Make):
+    config, other = make_config(), make_config("64x1@4096")
+    store.put_best(written(config, 1), written(other, 1))
+    live = LiveTable(store.name, config.gpu)
+    with store._writing() as session:  # pyright: ignore
+        # What `put_best` does, half of it.
+        session.execute(delete(BestRow))
+        session.add(BestRow.of(written(config, 2)))
+        session.flush()
+        assert sorted(each.timing.median_ms for each in load_table(store.name, config.gpu).configs) == [1.0, 1.0]
+        live.refresh()
+        assert sorted(each.timing.median_ms for each in live.table.configs) == [1.0, 1.0]
+        session.add(BestRow.of(written(other, 2)))
+    assert live.refresh() is True
+    assert sorted(each.timing.median_ms for each in live.table.configs) == [2.0, 2.0]
+
+
+def test_a_newer_snapshot_is_taken_of_a_database_among_the_files(store: Store, make_config: Make, tmp_path: Path):
+    config = make_config()
+    store.put_best(written(config, 1))
+    live = LiveTable(str(tmp_path / "none.db"), config.gpu, files=[store.name])
+    assert live.refresh() is False
+    store.put_best(written(config, 2))
+    assert live.refresh() is True
+    assert live.table.configs == (written(config, 2),)
+    assert live.lookup(config.shape.spec, HYBRID, 16, config.gpu).origin == "file"
 
 
 def test_that_the_database_is_gone_is_told_once(store: Store, make_config: Make):

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import importlib
 import sqlite3
+import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +23,9 @@ from attention_tuner.db import (
     write_configs,
 )
 from attention_tuner.db.losses import Loss
-from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import InputError, StoreError
-from attention_tuner.kernel_templates.outcome import BestConfig
+from attention_tuner.kernel_templates.outcome import BestConfig, CaseResult, FullCheck
 from attention_tuner.kernel_templates.sources import environment
 
 # By its full name: the folder's attribute `lookup` is the function.
@@ -223,6 +225,66 @@ def test_a_file_about_another_gpu_answers_nothing_here(database: Path, tmp_path:
     lent = load_table(files=[tmp_path / "out"], chain=Chain(like=("NVIDIA H200",))).lookup(*asked)
     assert (lent.source, lent.lender) == ("neighbour", "NVIDIA H200")
     assert lent.variant == config.variant
+
+
+def test_of_a_shipped_config_that_cannot_be_read_only_that_one_is_set_aside(database: Path, make_config: Make):
+    config = make_config()
+    export_json([config, make_config("64x1@4096")], module.SHIPPED / "NVIDIA_H200.json")
+    text = (module.SHIPPED / "NVIDIA_H200.json").read_text()
+    (module.SHIPPED / "NVIDIA_H200.json").write_text(text.replace('"batch": "64x1@4096"', '"batch": "64x1"'))
+    table = load_table(gpu=config.gpu)
+    with pytest.warns(UserWarning, match=r"'groups\[0\].configs\[1\]' in .*NVIDIA_H200.json' cannot be read") as caught:
+        assert table.lookup(config.shape.spec, BATCH, 16, config.gpu).config == config
+    assert len(caught) == 1
+
+
+def test_databases_answer_in_the_order_of_the_files(database: Path, tmp_path: Path, make_config: Make):
+    config = make_config()
+    paths = [tmp_path / f"{number}.db" for number in (1, 2)]
+    export_json([config], tmp_path / "three.json", [Loss("NVIDIA H200", "bucket", 0.0, 9, 0.04)])
+    for number, path in enumerate(paths, 1):
+        with Store.open(path) as store:
+            store.put_best(replace(config, measured_at=f"2026-11-0{number}T00:00:00+00:00"))
+            store.put_losses("NVIDIA H200", [Loss("NVIDIA H200", "bucket", 0.0, 9, number / 100)])
+    bucket = BatchBucket.of(BATCH)
+    for files in ([*paths, tmp_path / "three.json"], [tmp_path / "three.json", *paths], paths[::-1]):
+        answer = load_table(files=files).lookup(config.shape.spec, bucket, 16, config.gpu)
+        assert answer.origin == "file"
+        assert answer.config is not None
+        assert (answer.config.measured_at[8:10], answer.loss) == {
+            paths[0]: ("01", 0.01), paths[1]: ("02", 0.02), tmp_path / "three.json": ("29", 0.04)}[files[0]]
+    # What failed a check that the first of them keeps is served by the second.
+    failed = (CaseResult("edges", "failed", 2.0, "row 3"),)
+    with Store.open(paths[0]) as store:
+        store.put_full_check(FullCheck(config.shape.spec, config.variant, config.gpu.name, config.environment, failed,
+                                       "2026-11-30T00:00:00+00:00"))
+    with pytest.warns(UserWarning, match="failed the full check"):
+        answer = load_table(files=paths).lookup(config.shape.spec, bucket, 16, config.gpu)
+    assert answer.config is not None
+    assert answer.config.measured_at[8:10] == "02"
+
+
+ROWS = 10_000
+
+
+def test_a_cold_load_of_many_rows_takes_a_fraction_of_a_second(database: Path, make_config: Make):
+    with Store.open(database) as store:
+        store.put_best(make_config())
+    with closing(sqlite3.connect(database)) as connection, connection:
+        ((_, *values),) = connection.execute("SELECT * FROM best_configs")
+        at = [column[1] for column in connection.execute("PRAGMA table_info(best_configs)")].index("spec") - 1
+        heads = ([*values[:at], values[at].replace("head_dim=128", f"head_dim={8 * n}"), *values[at + 1 :]]
+                 for n in range(17, 16 + ROWS))
+        marks = ", ".join("?" * len(values))
+        connection.executemany(f"INSERT INTO best_configs VALUES (NULL, {marks})", heads)
+    times: list[float] = []
+    for _ in range(3):
+        start = time.thread_time()
+        table = load_table()
+        times.append(time.thread_time() - start)
+    assert len(table) == ROWS
+    # Some 50 ms of a fast core; what is guarded against is a load that reads every row.
+    assert min(times) < 0.25
 
 
 def test_losses_that_ship_are_expected(database: Path, make_config: Make):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 from attention_tuner.db import Store, migrate
 from attention_tuner.db.engine import make_engine
@@ -48,6 +49,11 @@ def test_migrations_make_what_the_models_say(tmp_path: Path):
             "version_table": migrate.VERSION_TABLE, "compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, Base.metadata) == []
     engine.dispose()
+
+
+def test_the_files_of_migrations_begin_with_their_revisions_in_order():
+    walked = ScriptDirectory(str(migrate.MIGRATIONS)).walk_revisions()
+    assert migrate.revisions(migrate.MIGRATIONS) == tuple(entry.revision for entry in walked)[::-1]
 
 
 def test_two_threads_make_two_databases_at_once(tmp_path: Path):

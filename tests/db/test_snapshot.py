@@ -27,12 +27,12 @@ def test_a_snapshot_holds_what_was_there(store: Store, make_config: Make):
     store.put_best(*configs)
     snapshot = store.snapshot()
     store.put_best(make_config("32x1@4096"))
-    rows = snapshot.rows(StoredChecks())
+    rows = snapshot.rows(StoredChecks().judge)
     assert set(rows.configs([])) == set(configs)
     assert snapshot.name == store.name
     again = replace(snapshot, best=snapshot.best[::-1])
-    assert ConfigTable([rows]).id == ConfigTable([again.rows(StoredChecks())]).id
-    assert ConfigTable([rows]).id != ConfigTable([store.snapshot().rows(StoredChecks())]).id
+    assert ConfigTable([rows]).id == ConfigTable([again.rows(StoredChecks().judge)]).id
+    assert ConfigTable([rows]).id != ConfigTable([store.snapshot().rows(StoredChecks().judge)]).id
 
 
 def test_the_numbers_of_rows_are_no_content(store: Store, make_config: Make, tmp_path: Path):
@@ -41,7 +41,7 @@ def test_the_numbers_of_rows_are_no_content(store: Store, make_config: Make, tmp
     with Store.open(tmp_path / "other.db") as other:
         other.put_best(two)
         other.put_best(one)
-        ids = {ConfigTable([each.snapshot().rows(StoredChecks())]).id for each in (store, other)}
+        ids = {ConfigTable([each.snapshot().rows(StoredChecks().judge)]).id for each in (store, other)}
     assert len(ids) == 1
 
 
@@ -59,7 +59,7 @@ def test_a_full_check_changes_the_content(store: Store, make_config: Make):
 def test_a_number_that_is_none_is_named(store: Store, make_config: Make, column: str, value: str):
     store.put_best(make_config())
     poison(store, f"UPDATE best_configs SET {column} = '{value}'")
-    table = ConfigTable([store.snapshot().rows(StoredChecks())])
+    table = ConfigTable([store.snapshot().rows(StoredChecks().judge)])
     message = f"row 1 of table best_configs in database .* cannot be read: {column} '{value}' is no whole number"
     with pytest.warns(UserWarning, match=message):
         assert table.configs == ()
@@ -68,7 +68,7 @@ def test_a_number_that_is_none_is_named(store: Store, make_config: Make, column:
 def test_a_text_that_is_none_does_not_spoil_the_others(store: Store, make_config: Make):
     store.put_best(make_config(), make_config("64x1@4096"))
     poison(store, "UPDATE best_configs SET variant = CAST(x'ff' AS TEXT) WHERE batch = '64x1@4096'")
-    table = ConfigTable([store.snapshot().rows(StoredChecks())])
+    table = ConfigTable([store.snapshot().rows(StoredChecks().judge)])
     with pytest.warns(UserWarning, match="row 2 of table best_configs in database"):
         assert table.configs == (make_config(),)
     # What the connection is used for next reads texts as it did before.
@@ -83,7 +83,7 @@ def test_a_poisoned_row_never_ends_a_lookup(store: Store, make_config: Make, col
     good, bad = make_config(), make_config("64x1@4096")
     store.put_best(good, bad)
     poison(store, f"UPDATE best_configs SET {column} = {value} WHERE batch = '64x1@4096'")
-    table = ConfigTable([store.snapshot().rows(StoredChecks())])
+    table = ConfigTable([store.snapshot().rows(StoredChecks().judge)])
     with pytest.MonkeyPatch.context() as patch:
         warned: list[str] = []
         patch.setattr("warnings.warn", lambda message, **_: warned.append(message))

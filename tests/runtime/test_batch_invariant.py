@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +16,13 @@ from attention_tuner.kernel_templates import work_list_launch
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import BatchError
-from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
+from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.inputs import make_tensors
-from attention_tuner.kernel_templates.launch import make_launcher
+from attention_tuner.kernel_templates.launch import Tensors, make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import templates
+from attention_tuner.kernel_templates.tiles import FIRST_ROW, SEQ, SLOT, START, STOP
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.runtime import launchers
 from attention_tuner.runtime.hybrid_attention import HybridAttention
@@ -36,51 +41,87 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def batch_around(sequence: tuple[int, int], draw: random.Random) -> tuple[Batch, int]:
     """A random batch that has `sequence`, and where."""
-    others = [(draw.choice((1, 2, 7, 12)), draw.randrange(0, 400)) for _ in range(draw.randrange(0, 4))]
+    others = [(draw.choice((1, 2, 7, 12)), draw.randrange(400)) for _ in range(draw.randrange(4))]
+    return among(sequence, others, draw)
+
+
+def crowd_around(sequence: tuple[int, int], draw: random.Random) -> tuple[Batch, int]:
+    """As `batch_around`, but of so many keys that without the mode `sequence` is cut otherwise than alone."""
+    short = [(draw.choice((1, 2, 7)), draw.randrange(8_000, 30_000)) for _ in range(draw.randrange(8, 37))]
+    long = [(draw.randrange(100, 200), draw.randrange(8_000, 30_000)) for _ in range(6)]
+    return among(sequence, short + long, draw)
+
+
+def among(sequence: tuple[int, int], others: list[tuple[int, int]], draw: random.Random) -> tuple[Batch, int]:
     place = draw.randrange(len(others) + 1)
     return Batch((*others[:place], sequence, *others[place:])), place
 
 
-def rows_of(
-    attention: HybridAttention, sequence: tuple[int, int], batch: Batch, place: int, device: str, seed: int
-) -> tuple[torch.Tensor, ...]:
-    """The output of `sequence` in `batch`, whose inputs are the same whatever the batch; again with its log-sum-exp.
-
-    The two may be of different variants, where one template cannot write a log-sum-exp.
-    """
+def tensors_with(spec: AttentionSpec, sequence: tuple[int, int], batch: Batch, place: int, device: str,
+                 seed: int) -> Tensors:
+    """The inputs of `batch`, of which those of `sequence` are the same whatever the batch."""
     # Of needles one weighs more than all other keys: the order of sums would not show.
-    t = make_tensors(attention.spec, batch, 16, device, seed, needles=False)
-    own = make_tensors(attention.spec, Batch((sequence,)), 16, device, 99, needles=False)
-    start = sum(query_len for query_len, _ in batch.sequences[:place])
-    rows = slice(start, start + sequence[0])
-    t.q[rows] = own.q
+    t = make_tensors(spec, batch, 16, device, seed, needles=False)
+    own = make_tensors(spec, Batch((sequence,)), 16, device, 99, needles=False)
+    t.q[rows_at(batch, place)] = own.q
     pages = -(-sum(sequence) // 16)
     there, here = t.block_table[place, :pages].long(), own.block_table[0, :pages].long()
     t.k_cache[there], t.v_cache[there] = own.k_cache[here], own.v_cache[here]
+    return t
+
+
+def rows_at(batch: Batch, place: int) -> slice:
+    start = sum(query_len for query_len, _ in batch.sequences[:place])
+    return slice(start, start + batch.sequences[place][0])
+
+
+def partials_at(attention: HybridAttention, batch: Batch, place: int) -> tuple[torch.Tensor, ...]:
+    """The partial results of a sequence that the last run left, in their order: in float32, whatever the output is."""
+    launcher: Any = attention._planned().launcher(return_lse=False)  # pyright: ignore
+    work = launcher.work_list(batch)
+    starts = sorted({*work.items[:, SLOT].tolist(), work.partial_rows} - {-1})
+    ends = dict(itertools.pairwise(starts))
+    own = sorted(work.items[work.items[:, SEQ] == place, SLOT].tolist())
+    rows = [row for slot in own if slot >= 0 for row in range(slot, ends[slot])]
+    return tuple(buffer[:, rows].clone() for buffer in launcher.workspaces())
+
+
+def found_of(
+    attention: HybridAttention, sequence: tuple[int, int], batch: Batch, place: int, device: str, seed: int
+) -> tuple[torch.Tensor, ...]:
+    """What `sequence` gets in `batch`: its output, that again with its log-sum-exp, and its partial results.
+
+    The two outputs may be of different variants, where one template cannot write a log-sum-exp.
+    """
+    t = tensors_with(attention.spec, sequence, batch, place, device, seed)
     plan(attention, batch)
-    outputs = (run(attention, t), *run(attention, t, return_lse=True))
-    assert all(output[rows].isfinite().all() for output in outputs)
-    return tuple(output[rows].clone() for output in outputs)
+    out = run(attention, t)
+    # Before the next run, which has the same workspace.
+    partials = partials_at(attention, batch, place)
+    rows = rows_at(batch, place)
+    outputs = tuple(each[rows].clone() for each in (out, *run(attention, t, return_lse=True)))
+    assert all(each.isfinite().all() for each in outputs)
+    return *outputs, *partials
 
 
 @pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("sequence", [(1, 300), (5, 130), (20, 290)], ids=str)
 def test_a_row_depends_only_on_its_own_sequence(sequence: tuple[int, int]):
     attention = made(SPEC, batch_invariant=True, max_tokens=80)
-    alone = rows_of(attention, sequence, Batch((sequence,)), 0, "cpu", 0)
+    alone = found_of(attention, sequence, Batch((sequence,)), 0, "cpu", 0)
     variant = attention.variant
     draw = random.Random(sequence[0])
     for seed in range(3):
-        found = rows_of(attention, sequence, *batch_around(sequence, draw), "cpu", seed)
+        found = found_of(attention, sequence, *batch_around(sequence, draw), "cpu", seed)
         assert all(map(torch.equal, found, alone))
         assert attention.variant == variant
 
 
 def test_without_it_other_sequences_show():
     attention, sequence = made(SPEC, max_tokens=80), (1, 300)
-    alone = rows_of(attention, sequence, Batch((sequence,)), 0, "cpu", 0)
-    among = Batch((sequence, *(((1, 390),) * 5)))
-    assert not all(map(torch.equal, rows_of(attention, sequence, among, 0, "cpu", 0), alone))
+    alone = found_of(attention, sequence, Batch((sequence,)), 0, "cpu", 0)
+    batch = Batch((sequence, *(((1, 390),) * 5)))
+    assert not torch.equal(found_of(attention, sequence, batch, 0, "cpu", 0)[0], alone[0])
 
 
 @pytest.mark.usefixtures("short_segments")
@@ -135,22 +176,111 @@ def test_what_kernels_are_compiled_with_depends_on_no_batch(variant: Variant, mo
     assert len(found) >= 2 or variant.as_dict().get("reduction") == "last_program"
 
 
-def of_template(template: str) -> Any:
-    def choose(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
-        found = candidates(spec, bucket, page_size, gpu)
-        return next(variant for variant in found if variant.template == template)
+# Of every template one that runs layers in float32, where it has any; by name the values of all dimensions.
+LAYER = AttentionSpec(32, 8, 64, "float32")
+LAYERS = {"gluon_hopper": dataclasses.replace(LAYER, dtype="float16")}
+VALUES: dict[str, int | str] = {
+    "block_m": 32, "block_n": 32, "decode_block_m": 16, "decode_block_n": 32, "num_warps": 4, "decode_num_warps": 4,
+    "num_stages": 2, "kv_load": "pointer", "order": "items", "waves": 4, "long_weight": 1, "schedule": "long_first",
+    "partials": "float32", "reduction": "kernel", "programs_per_sm": 2, "num_segments": 16, "registers": 240,
+    "dispatch": "dynamic",
+}  # fmt: skip
+SEQUENCES = [(1, 5000), (6, 3000), (300, 9000)]
 
-    return choose
+
+def variants_to_run() -> Iterator[Variant]:
+    for name, template in templates().items():
+        values = {d.name: VALUES[d.name] if VALUES[d.name] in d.choices else d.choices[0] for d in template.dimensions}
+        variant = Variant.of(name, 16, values)
+        yield variant
+        if "reduction" in values:
+            yield variant.replace(reduction="last_program")
+
+
+VARIANTS = list(variants_to_run())
+BALANCED = [variant for variant in VARIANTS if "waves" in variant.as_dict()]
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.key())
+each_balanced_variant = pytest.mark.parametrize("variant", BALANCED, ids=lambda variant: variant.key())
+each_sequence = pytest.mark.parametrize("sequence", SEQUENCES, ids=str)
+
+
+def layer_of(variant: Variant) -> AttentionSpec:
+    return LAYERS.get(variant.template, LAYER)
+
+
+def on_a_gpu(variant: Variant, **more: Any) -> HybridAttention:
+    return HybridAttention(layer_of(variant), 16, 2048, 64, choose=lambda *_: variant, **more)
+
+
+@each_variant
+@each_sequence
+def test_on_a_gpu_others_would_change_where_keys_are_cut(sequence: tuple[int, int], variant: Variant):
+    launcher: Any = make_launcher(variant, layer_of(variant), TARGETS["sm_90"])
+
+    def cuts(batch: Batch, place: int) -> list[list[int]]:
+        items = launcher.work_list(batch).items
+        return sorted(items[items[:, SEQ] == place][:, [FIRST_ROW, START, STOP]].tolist())
+
+    draw = random.Random(sequence[0])
+    crowds = [crowd_around(sequence, draw) for _ in range(3)]
+    alone = cuts(Batch((sequence,)), 0)
+    # `unified` has one number of segments for all sequences.
+    assert all((cuts(*crowd) != alone) == (variant in BALANCED) for crowd in crowds)
+    assert all(crowd.num_tokens <= 2048 and crowd.num_seqs <= 64 for crowd, _ in crowds)
+    launcher.fixed_split = FIXED_SPLIT
+    alone = cuts(Batch((sequence,)), 0)
+    assert len(alone) > 1
+    assert all(cuts(*crowd) == alone for crowd in crowds)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", ["default", "fused", "gluon_hopper"])
-@pytest.mark.parametrize("sequence", [(1, 5000), (6, 3000), (300, 9000)], ids=str)
-def test_on_a_gpu(sequence: tuple[int, int], template: str):
-    more: dict[str, Any] = {} if template == "default" else {"choose": of_template(template)}
-    attention = HybridAttention(GPU_SPEC, 16, 2048, 64, batch_invariant=True, **more)
-    alone = rows_of(attention, sequence, Batch((sequence,)), 0, "cuda", 0)
+@each_variant
+@each_sequence
+def test_on_a_gpu(sequence: tuple[int, int], variant: Variant):
+    attention = on_a_gpu(variant, batch_invariant=True)
+    alone = found_of(attention, sequence, Batch((sequence,)), 0, "cuda", 0)
     draw = random.Random(sequence[0])
-    for seed in range(4):
-        found = rows_of(attention, sequence, *batch_around(sequence, draw), "cuda", seed)
+    for seed in range(3):
+        found = found_of(attention, sequence, *crowd_around(sequence, draw), "cuda", seed)
         assert all(map(torch.equal, found, alone))
+
+
+@pytest.mark.gpu
+@each_balanced_variant
+@each_sequence
+def test_without_it_other_sequences_show_on_a_gpu(sequence: tuple[int, int], variant: Variant):
+    attention = on_a_gpu(variant)
+    alone = found_of(attention, sequence, Batch((sequence,)), 0, "cuda", 0)
+    crowd = crowd_around(sequence, random.Random(sequence[0]))
+    assert not torch.equal(found_of(attention, sequence, *crowd, "cuda", 0)[0], alone[0])
+
+
+@pytest.mark.gpu
+@each_sequence
+def test_what_the_table_chooses_on_a_gpu(sequence: tuple[int, int]):
+    attention = HybridAttention(GPU_SPEC, 16, 2048, 64, batch_invariant=True)
+    alone = found_of(attention, sequence, Batch((sequence,)), 0, "cuda", 0)
+    found = found_of(attention, sequence, *crowd_around(sequence, random.Random(sequence[0])), "cuda", 0)
+    assert all(map(torch.equal, found, alone))
+
+
+@pytest.mark.gpu
+@each_variant
+def test_a_replay_gives_the_bits_of_an_eager_run_on_a_gpu(variant: Variant):
+    attention, sequence = on_a_gpu(variant, batch_invariant=True), (6, 3000)
+    crowd = Batch((sequence, (300, 9000), *(((1, 20_000),) * 20)))
+    t = tensors_with(attention.spec, sequence, crowd, 0, "cuda", 0)
+    plan(attention, crowd)
+    eager = run(attention, t).clone()
+    planned = attention.plan_graph(*zip(*crowd.sequences, strict=True))
+    run(attention, t, out=t.out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(attention, t, out=t.out)
+    # The same step, then that of the first sequence alone in the larger step's grid.
+    for batch in (crowd, Batch((sequence,))):
+        t.out.fill_(torch.nan)
+        plan(planned, batch)
+        graph.replay()
+        assert torch.equal(t.out[: batch.num_tokens], eager[: batch.num_tokens])
+        assert t.out[batch.num_tokens :].isnan().all()

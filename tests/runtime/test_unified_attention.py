@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from unified_samples import FP8, call_of, expected, right
 
 from attention_tuner import HybridAttention, unified_attention
 from attention_tuner.kernel_templates.errors import BatchError, SpecError
@@ -23,76 +24,6 @@ VLLM_ARGUMENTS = [
     "output_scale", "qq_bias", "sinks", "mm_prefix_range", "rswa_prefix_lens", "rswa_window", "use_alibi_sqrt",
     "kv_quant_mode", "k_scale_cache", "v_scale_cache", "chunk_lookback", "use_td", "mm_prefix_clamp_sliding_window",
 ]  # fmt: skip
-FP8 = torch.float8_e4m3fn
-SEGMENTS = 16
-
-
-def expected(
-    call: dict[str, Any], query_lens: list[int], kv_lens: list[int], k: torch.Tensor, v: torch.Tensor
-) -> torch.Tensor:
-    """Eager attention in float32 with the arguments of `call`, over caches `k` and `v` in the dtype of the queries."""
-    outputs: list[torch.Tensor] = []
-    for index, (query, kv_len) in enumerate(zip(call["q"].float().split(query_lens), kv_lens, strict=True)):
-        pages = call["block_table"][index, : -(-kv_len // k.shape[1])].long()
-        keys, values = (cache[pages].flatten(0, 1)[:kv_len].float() for cache in (k, v))
-        group = query.shape[1] // keys.shape[1]
-        scores = torch.einsum("qhd,khd->hqk", query, keys.repeat_interleave(group, 1)) * call["softmax_scale"]
-        if call["softcap"]:
-            scores = call["softcap"] * torch.tanh(scores / call["softcap"])
-        position = torch.arange(kv_len - len(query), kv_len, device=query.device)[:, None]
-        key = torch.arange(kv_len, device=query.device)
-        if call.get("alibi_slopes") is not None:
-            scores = scores + call["alibi_slopes"].float()[:, None, None] * (key - position)
-        visible = key <= position
-        if call["window_size"][0] >= 0:
-            visible = visible & (key >= position - call["window_size"][0])
-        scores = scores.masked_fill(~visible, -torch.inf)
-        if call.get("sinks") is not None:
-            sinks = call["sinks"].float()[:, None, None].expand(-1, len(query), 1)
-            weights = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
-        else:
-            weights = scores.softmax(-1)
-        outputs.append(torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(group, 1)))
-    return torch.cat(outputs)
-
-
-def call_of(
-    seq_lens: list[tuple[int, int]], num_heads: tuple[int, int], head_size: int, device: str, *,
-    sliding_window: int | None = None, soft_cap: float | None = None, fp8: bool = False, num_blocks: int = 64,
-    seq_threshold: int = 0,
-) -> tuple[dict[str, Any], torch.Tensor]:  # fmt: skip
-    """The call that vLLM's test makes for sequences (query tokens, keys), and what is right for it."""
-    torch.manual_seed(0)
-    query_lens, kv_lens = [q for q, _ in seq_lens], [kv for _, kv in seq_lens]
-    num_q_heads, num_kv_heads = num_heads
-    q = torch.randn(sum(query_lens), num_q_heads, head_size, dtype=torch.bfloat16, device=device)
-    k = torch.randn(num_blocks, 16, num_kv_heads, head_size, dtype=torch.bfloat16, device=device)
-    v = torch.randn_like(k)
-    pages = -(-max(kv_lens) // 16)
-    scratch = (seq_threshold, num_q_heads, SEGMENTS)
-    call: dict[str, Any] = {
-        "q": q, "k": k, "v": v, "out": torch.full_like(q, torch.nan),
-        "cu_seqlens_q": torch.tensor([0, *query_lens], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32),
-        "seqused_k": torch.tensor(kv_lens, dtype=torch.int32, device=device),
-        "max_seqlen_q": max(query_lens), "max_seqlen_k": max(kv_lens), "softmax_scale": head_size**-0.5,
-        "causal": True, "window_size": (-1, -1) if sliding_window is None else (sliding_window - 1, 0),
-        "block_table": torch.randint(0, num_blocks, (len(seq_lens), pages), dtype=torch.int32, device=device),
-        "softcap": 0 if soft_cap is None else soft_cap, "q_descale": None, "k_descale": None, "v_descale": None,
-        "seq_threshold_3D": seq_threshold, "num_par_softmax_segments": SEGMENTS,
-        "softmax_segm_output": torch.empty(*scratch, 256, device=device),
-        "softmax_segm_max": torch.empty(scratch, device=device),
-        "softmax_segm_expsum": torch.empty(scratch, device=device), "kv_quant_mode": 0,
-    }  # fmt: skip
-    if fp8:
-        shape = (len(seq_lens), num_kv_heads)
-        call |= {"k": (k / 0.5).to(FP8), "v": (v / 0.25).to(FP8), "k_descale": torch.full(shape, 0.5, device=device),
-                 "v_descale": torch.full(shape, 0.25, device=device), "kv_quant_mode": 1}  # fmt: skip
-        k, v = call["k"].float() * 0.5, call["v"].float() * 0.25
-    return call, expected(call, query_lens, kv_lens, k, v)
-
-
-def right(call: dict[str, Any], expected: torch.Tensor) -> None:
-    torch.testing.assert_close(call["out"].float(), expected, atol=1.5e-2, rtol=1e-2)
 
 
 def test_the_arguments_are_those_of_vllm_in_their_order_and_ours_come_after():
@@ -115,6 +46,14 @@ def test_called_as_vllm_calls_its_function(
     head_size = 64 if seq_threshold else 128
     call, expected = call_of(seq_lens, num_heads, head_size, "cpu", sliding_window=sliding_window, soft_cap=soft_cap,
                              seq_threshold=seq_threshold)  # fmt: skip
+    unified_attention(**call)
+    right(call, expected)
+
+
+@pytest.mark.parametrize("more", [{}, {"fp8_queries": True, "sliding_window": 64, "soft_cap": 50.0}], ids=str)
+@torch.inference_mode()
+def test_called_as_vllm_calls_its_function_with_heads_of_256(more: dict[str, Any]):
+    call, expected = call_of([(1, 132), (5, 18), (29, 63)], (8, 2), 256, "cpu", **more)
     unified_attention(**call)
     right(call, expected)
 
@@ -160,6 +99,14 @@ def test_scales_of_other_shapes_are_refused(wrong: Any, found: str):
     call, _ = call_of([(3, 40)], (8, 2), 64, "cpu", fp8=True)
     with pytest.raises(SpecError, match=f"a scale must be .*{found}"):
         unified_attention(**call | {"k_descale": wrong})
+    assert call["out"].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
+def test_scales_that_differ_between_sequences_are_refused_by_name(name: str):
+    call, _ = call_of([(3, 40), (1, 70)], (8, 2), 64, "cpu", fp8_queries=True)
+    with pytest.raises(SpecError, match=f"not supported: a {name} that differs between sequences"):
+        unified_attention(**call | {name: torch.tensor([[0.5, 0.25], [0.5, 0.75]])})
     assert call["out"].isnan().all()
 
 
@@ -264,44 +211,3 @@ def test_lengths_that_cannot_be_are_refused():
     call, _ = call_of([(3, 40)], (4, 4), 64, "cpu")
     with pytest.raises(BatchError, match="a sequence has no negative lengths"):
         unified_attention(**call | {"seqused_k": torch.tensor([2], dtype=torch.int32)})
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("sliding_window", "soft_cap"), [(None, None), (64, None), (256, None), (None, 50.0), (128, 50.0)]
-)
-@pytest.mark.parametrize("head_size", [128, 256])
-@pytest.mark.parametrize("num_heads", [(4, 4), (8, 2), (5, 1)], ids=str)
-@pytest.mark.parametrize("seq_lens", [[(1, 1328), (5, 18), (129, 463)], [(1, 523), (1, 37), (1, 2011)]], ids=str)
-@torch.inference_mode()
-def test_on_a_gpu(
-    seq_lens: list[tuple[int, int]], num_heads: tuple[int, int], head_size: int, sliding_window: int | None,
-    soft_cap: float | None,
-):  # fmt: skip
-    # As many pages as the test of vLLM has at most.
-    call, expected = call_of(seq_lens, num_heads, head_size, "cuda", sliding_window=sliding_window, soft_cap=soft_cap,
-                             num_blocks=32768, seq_threshold=8)  # fmt: skip
-    # As vLLM's test sets it.
-    with torch.device("cuda"):
-        unified_attention(**call)
-    right(call, expected)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("num_heads", [(4, 4), (8, 2), (5, 1)], ids=str)
-@torch.inference_mode()
-def test_a_cache_in_8_bits_on_a_gpu(num_heads: tuple[int, int]):
-    call, expected = call_of([(1, 1328), (5, 18), (129, 463)], num_heads, 128, "cuda", fp8=True, num_blocks=2048)
-    unified_attention(**call)
-    right(call, expected)
-
-
-@pytest.mark.gpu
-def test_a_capture_is_refused_without_a_planned_attention():
-    call, _ = call_of([(3, 40)], (4, 4), 64, "cuda")
-    unified_attention(**call)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        with pytest.raises(BatchError, match="a captured graph needs a planned attention"):
-            unified_attention(**call)
-        torch.zeros(1, device="cuda")
