@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import signal
 import subprocess
 from types import SimpleNamespace
 
@@ -19,7 +21,15 @@ from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner import full_check_run
 from attention_tuner.tuner.check import Checker
 from attention_tuner.tuner.full_check import Case, Way
-from attention_tuner.tuner.full_check_run import case_bytes, make_checker, run_case, sanitize
+from attention_tuner.tuner.full_check_run import (
+    LAUNCHES,
+    RESULT,
+    case_bytes,
+    make_checker,
+    run_case,
+    run_sanitized,
+    sanitize,
+)
 
 SPEC = AttentionSpec(2, 1, 64, "float16")
 BATCH = Batch.parse("1x9@20,1x1@40")
@@ -48,8 +58,10 @@ class EagerLauncher(Launcher):
             out[3] = 0
         if self.fault == "again" and self.runs == 2:
             out[3, 0, 0] += out[3, 0, 0].abs() * 2**-10
-        if self.fault == "stale" and len(self.batches) > 1:
+        if self.fault == "wrong" or (self.fault == "stale" and len(self.batches) > 1):
             out[0] += 1
+        if self.fault == "crash":
+            raise MemoryError
         if self.fault == "memory":
             raise torch.OutOfMemoryError
         tensors.out.copy_(out)
@@ -159,16 +171,52 @@ def test_without_the_tool_nothing_is_sanitized(monkeypatch: pytest.MonkeyPatch) 
     assert (found.state, found.reason) == ("not run", "there is no compute-sanitizer here")
 
 
-@pytest.mark.parametrize(("status", "said", "expected"), [
-    (0, "========= ERROR SUMMARY: 0 errors", ("passed", "")),
-    (9, "========= COMPUTE-SANITIZER\n========= Invalid __global__ read of size 2 bytes\n",
-     ("failed", "Invalid __global__ read of size 2 bytes")),
-    (1, "", ("not run", "it ended with status 1")),
-])
-def test_what_the_tool_says_is_told(
-    monkeypatch: pytest.MonkeyPatch, status: int, said: str, expected: tuple[str, str]
-) -> None:
+def said_by(monkeypatch: pytest.MonkeyPatch, status: int, stdout: str, stderr: str) -> tuple[str, str]:
+    """What is made of a process that ended so."""
     monkeypatch.setattr(shutil, "which", lambda _: "/opt/compute-sanitizer")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=status, stdout=said, stderr=""))
+    done = SimpleNamespace(returncode=status, stdout=stdout, stderr=stderr)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     found = sanitize(SPEC, VARIANT, TARGETS["sm_90"])
-    assert (found.state, found.reason) == expected
+    assert found.name == "compute-sanitizer"
+    return found.state, found.reason
+
+
+@pytest.mark.parametrize(("fault", "expected"), [
+    ("", "passed"), ("wrong", "failed"), ("memory", "not run"), ("crash", "failed"),
+])
+def test_what_the_watched_process_found_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str, expected: str
+) -> None:
+    monkeypatch.setattr(full_check_run, "make_launcher", lambda *_: EagerLauncher(fault))
+    status = 0
+    try:
+        run_sanitized(SPEC.key(), VARIANT.key())
+    except MemoryError:
+        # As of a process that a signal ends: nothing more is written.
+        status = -signal.SIGSEGV
+    tool = "========= Error: process didn't terminate successfully\n" if status else ""
+    tool += "========= ERROR SUMMARY: 0 errors\n"
+    state, reason = said_by(monkeypatch, status, tool, capsys.readouterr().err)
+    assert state == expected
+    told = {"wrong": "sequence 0", "memory": "does not hold it", "crash": "it crashed with status -11: Error: process"}
+    assert told.get(fault, "") in reason
+
+
+PASSED = RESULT + json.dumps({"name": "compute-sanitizer", "state": "passed"}) + "\n"
+
+
+@pytest.mark.parametrize("result", ["", PASSED])
+def test_what_the_tool_found_goes_before_the_result(monkeypatch: pytest.MonkeyPatch, result: str) -> None:
+    found = "========= COMPUTE-SANITIZER\n========= Invalid __global__ read of size 2 bytes\n"
+    assert said_by(monkeypatch, 9, found, f"{LAUNCHES}\n{result}") == (
+        "failed", "Invalid __global__ read of size 2 bytes")
+
+
+def test_a_crash_after_the_result_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said_by(monkeypatch, -6, "", f"{LAUNCHES}\n{PASSED}") == ("failed", "it crashed with status -6")
+
+
+def test_a_process_that_is_over_before_it_launches_says_nothing_of_the_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said_by(monkeypatch, 1, "", "") == ("not run", "it ended with status 1")
+    attach = "========= Error: Unable to attach\n"
+    assert said_by(monkeypatch, -11, attach, "") == ("not run", "it ended with status -11: Error: Unable to attach")
