@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ class EagerLauncher(Launcher):
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
         self.spec, self.variant = SPEC, VARIANT
-        self.padded, self.reserved = False, None
+        self.padded, self.reserved, self.fixed_split = False, None, None
         self.runs = 0
         self.batches: list[Batch] = []
 
@@ -53,9 +54,13 @@ class EagerLauncher(Launcher):
 
     def run(self, tensors: Tensors) -> None:
         self.runs += 1
-        out, _ = paged_attention(tensors, self.batches[-1], SPEC, tensors.q.dtype)
+        out, lse = paged_attention(tensors, self.batches[-1], SPEC, tensors.q.dtype)
         if (self.fault == "grid" and self.padded) or (self.fault == "room" and self.reserved is not None):
             out[3] = 0
+        if self.fault == "split" and self.fixed_split is not None:
+            out[3] = 0
+        if self.fault == "lse again" and self.runs == 2:
+            lse[3, 0] += lse[3, 0].abs() * 2**-20
         if self.fault == "again" and self.runs == 2:
             out[3, 0, 0] += out[3, 0, 0].abs() * 2**-10
         if self.fault == "wrong" or (self.fault == "stale" and len(self.batches) > 1):
@@ -65,6 +70,8 @@ class EagerLauncher(Launcher):
         if self.fault == "memory":
             raise torch.OutOfMemoryError
         tensors.out.copy_(out)
+        if tensors.lse is not None:
+            tensors.lse.copy_(lse)
 
     def workspaces(self) -> tuple[torch.Tensor, ...]:
         return (torch.empty(3),)
@@ -77,17 +84,19 @@ def result(monkeypatch: pytest.MonkeyPatch, launcher: Launcher, case: Case) -> t
     return found.state, found.reason
 
 
-@pytest.mark.parametrize("way", ["once", "twice", "padded", "reserved", "after another"])
-def test_what_is_right_passes_in_every_way(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
-    assert result(monkeypatch, EagerLauncher(), Case("x", BATCH, way=way)) == ("passed", "")
+@pytest.mark.parametrize("way", get_args(Way))
+@pytest.mark.parametrize("lse", [False, True])
+def test_what_is_right_passes_in_every_way(monkeypatch: pytest.MonkeyPatch, way: Way, lse: bool) -> None:
+    assert result(monkeypatch, EagerLauncher(), Case("x", BATCH, way=way, lse=lse)) == ("passed", "")
 
 
 @pytest.mark.parametrize(("fault", "way"), [
-    ("grid", "padded"), ("room", "reserved"), ("again", "twice"), ("stale", "after another"),
+    ("grid", "padded"), ("room", "reserved"), ("again", "twice"), ("lse again", "twice"), ("stale", "after another"),
+    ("split", "fixed"),
 ])
 def test_what_is_wrong_in_one_way_fails_that_case_alone(monkeypatch: pytest.MonkeyPatch, fault: str, way: Way) -> None:
-    assert result(monkeypatch, EagerLauncher(fault), Case("x", BATCH)) == ("passed", "")
-    state, reason = result(monkeypatch, EagerLauncher(fault), Case("x", BATCH, way=way))
+    assert result(monkeypatch, EagerLauncher(fault), Case("x", BATCH, lse=True)) == ("passed", "")
+    state, reason = result(monkeypatch, EagerLauncher(fault), Case("x", BATCH, way=way, lse=True))
     assert state == "failed"
     assert ("another output" if way == "twice" else "row") in reason
 
