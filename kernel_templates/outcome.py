@@ -211,6 +211,11 @@ class FullCheck:
         return self.failure is None
 
     @property
+    def unrun(self) -> int:
+        """How many cases were not run: moot for the variant, or for want of memory, a GPU or a tool."""
+        return sum(case.state == "not run" for case in self.cases)
+
+    @property
     def worst(self) -> CaseResult | None:
         """The case with the largest ratio, None where none has one."""
         with_ratio = [case for case in self.cases if case.worst_ratio is not None]

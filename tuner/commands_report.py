@@ -36,6 +36,7 @@ def portfolio(
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
     q_dtype: options.QDtype = None,
+    tree: options.Tree = False,
     spec: options.Spec = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
     kernels: Annotated[int, typer.Option(
@@ -61,7 +62,7 @@ def portfolio(
     from . import portfolio_report
     from .portfolio import choose, curve, fewest_kernels, groups, leave_one_out
 
-    wanted = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype) if model or spec else None
+    wanted = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree) if model or spec else None
     with Store.open(default_path() if db is None else db, create=False) as store:
         configs = request.stored(store.best_configs(), wanted, gpu)
         found = [group for group in groups(store, configs) if group.shapes]
@@ -84,6 +85,7 @@ def pages(
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
     q_dtype: options.QDtype = None,
+    tree: options.Tree = False,
     spec: options.Spec = None,
     batch: options.Batches = None,
     suite: options.Suite = None,
@@ -113,7 +115,7 @@ def pages(
     from . import pages_report
     from .pages import compare, read_lengths
 
-    layers = request.layer_counts(model, request.layers(model, tp, dtype, spec, kv_dtype, q_dtype))
+    layers = request.layer_counts(model, request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree))
     named = set(request.batches(batch or (), suite))
     sizes = request.page_sizes(page_size) if page_size else ()
     held = () if lengths is None else read_lengths(lengths)

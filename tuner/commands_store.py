@@ -17,6 +17,7 @@ def show(
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
     q_dtype: options.QDtype = None,
+    tree: options.Tree = False,
     spec: options.Spec = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
     failures: Annotated[bool, typer.Option("--failures", help="Also why trials failed, with counts.")] = False,
@@ -34,7 +35,7 @@ def show(
     from ..db import Store, default_path
     from . import documents, report
 
-    wanted = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype) if model or spec else None
+    wanted = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree) if model or spec else None
     with Store.open(default_path() if db is None else db, create=False) as store:
         configs = request.stored(store.best_configs(), wanted, gpu)
         counts = store.trial_counts()
@@ -58,6 +59,7 @@ def lookup(
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
     q_dtype: options.QDtype = None,
+    tree: options.Tree = False,
     spec: options.Spec = None,
     batch: options.Batches = None,
     suite: options.Suite = None,
@@ -89,7 +91,7 @@ def lookup(
     from . import documents, report
 
     chain = request.chain(worst, like or ())
-    specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype)
+    specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree)
     asked = request.batches(batch or (), suite)
     if not asked:
         raise InputError("lookup needs a batch, such as --batch 1x512@16384,63x1@32768, or a --suite")

@@ -42,6 +42,7 @@ def tune(
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
     q_dtype: options.QDtype = None,
+    tree: options.Tree = False,
     spec: options.Spec = None,
     batch: options.Batches = None,
     suite: options.Suite = None,
@@ -91,20 +92,20 @@ def tune(
 
         request.refuse_beside(
             "--replay", from_misses=from_misses, gpu=gpu, db=db, warm=warm, eager=eager, dry_run=dry_run, cross=cross)
-        has_layer = model or spec or tp != 1 or dtype or kv_dtype or q_dtype
-        layers = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype) if has_layer else ()
+        has_layer = model or spec or tp != 1 or dtype or kv_dtype or q_dtype or tree
+        layers = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree) if has_layer else ()
         wanted = Wanted(layers, batch or (), suite, page_size or ())
         asked = Settings(trials or TRIALS, seconds, seed, sampler)
         replay_recording(replay, wanted, asked, json)
         return
     if from_misses is None:
-        specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype)
+        specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree)
         pages = request.page_sizes(page_size or ())
         named = request.batches(batch or (), suite)
         on = request.machine(gpu) if dry_run else request.runnable(gpu)
         tasks = request.tasks(specs, named or request.default_batches(on), pages)
     else:
-        if model or tp != 1 or dtype or kv_dtype or q_dtype or spec or batch or suite or page_size:
+        if model or tp != 1 or dtype or kv_dtype or q_dtype or tree or spec or batch or suite or page_size:
             raise InputError("--from-misses says itself which layers, batches and page sizes to tune; give it without "
                              "options that name others")
         specs = ()

@@ -32,6 +32,7 @@ def generate(
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
     q_dtype: options.QDtype = None,
+    tree: options.Tree = False,
     spec: options.Spec = None,
     batch: options.Batches = None,
     suite: options.Suite = None,
@@ -57,7 +58,7 @@ def generate(
     if everything and limit is not None:
         raise InputError(f"--all and --limit {limit} exclude each other; give one of them")
     most = None if everything else limit or PRINTED
-    specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype)
+    specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree)
     pages = request.page_sizes(page_size or ())
     named = request.batches(batch or (), suite)
     on = request.machine(gpu)
@@ -83,6 +84,7 @@ def check(
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
     q_dtype: options.QDtype = None,
+    tree: options.Tree = False,
     spec: options.Spec = None,
     batch: options.OneBatch = None,
     page_size: options.OnePageSize = None,
@@ -112,12 +114,12 @@ def check(
                                           ("--page-size", best and page_size)) if value]
         if given:
             raise InputError(f"{given[0]} does not go with --full{' --best' if best else ''}, which has its own")
-        specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype) if model or spec or not best else ()
+        specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree) if model or spec or not best else ()
         _check_full(_FullRequest(specs, None if best else (variant, page_size), gpu, seed, db), json)
         return
     if best or db is not None:
         raise InputError(f"{'--best' if best else '--db'} goes with --full only; a check of one batch is not stored")
-    on, task = _one_task(request.layers(model, tp, dtype, spec, kv_dtype, q_dtype), batch, page_size, gpu)
+    on, task = _one_task(request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree), batch, page_size, gpu)
     chosen = _chosen(variant, task, on)
     outcome = _measure(MeasureJob(task, chosen, samples=1, seed=seed), on)
     report.print_outcome(task, on, outcome, timed=False, as_json=json)
@@ -131,6 +133,7 @@ def bench(
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
     q_dtype: options.QDtype = None,
+    tree: options.Tree = False,
     spec: options.Spec = None,
     batch: options.OneBatch = None,
     page_size: options.OnePageSize = None,
@@ -158,7 +161,7 @@ def bench(
 
     if stored and variant is not None:
         raise InputError(f"--stored and --variant {variant!r} exclude each other; give one of them")
-    on, task = _one_task(request.layers(model, tp, dtype, spec, kv_dtype, q_dtype), batch, page_size, gpu)
+    on, task = _one_task(request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree), batch, page_size, gpu)
     chosen = _stored(db, task, on) if stored else _chosen(variant, task, on)
     job = MeasureJob(task, chosen, samples, seed, request.regime(warm, eager))
     outcome = _measure(job, on)

@@ -33,6 +33,7 @@ def verify(
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
     q_dtype: options.QDtype = None,
+    tree: options.Tree = False,
     spec: options.Spec = None,
     gpu: options.GpuName = None,
     every: Annotated[bool, typer.Option(
@@ -69,7 +70,7 @@ def verify(
     from .verify import UNDECIDED
 
     begun = time.monotonic()
-    specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype) if model or spec else None
+    specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree) if model or spec else None
     if trials is not None and not retune:
         raise InputError("--trials goes with --retune only: without it nothing is searched")
     on = request.runnable(gpu)

@@ -20,7 +20,7 @@ from .forecast import Forecast
 from .jobs import Rates
 from .run import TaskResult
 from .task import Task
-from .wording import grouped
+from .wording import full_check_result, grouped
 
 Document = dict[str, Any]
 
@@ -80,12 +80,13 @@ def outcome_document(outcome: Outcome) -> Document:
 
 
 def full_check_document(check: FullCheck) -> Document:
-    """A full check: whether it passed, the first case that failed, and what came of every case."""
+    """A full check: whether what was run passed, the first case that failed, and what came of every case."""
     return {
         "spec": check.spec.key(),
         "page_size": check.variant.page_size,
         "variant": check.variant.key(),
         "passed": check.passed,
+        "result": full_check_result(check),
         "failed_case": check.failure and check.failure.name,
         "environment": asdict(check.environment),
         "cases": [asdict(case) for case in check.cases],

@@ -19,9 +19,9 @@ from ..kernel_templates.variant import Variant
 from .forecast import interpreted_seconds
 from .task import Task
 
-Way = Literal["once", "twice", "padded", "reserved", "after another"]
-"""How a case is launched: once; twice, the output bit for bit the same; with the padded grid of a captured graph; in
-room reserved for more; or by a launcher that has just run another batch."""
+Way = Literal["once", "twice", "padded", "reserved", "after another", "fixed"]
+"""How a case is launched: once; twice, all that is written bit for bit the same; with the padded grid of a captured
+graph; in room reserved for more; by a launcher that has just run another batch; or with a fixed split of the keys."""
 
 Past = Literal["", "q", "cache", "partials"]
 """Which tensor of a case has elements whose offset 32 bits do not hold."""
@@ -36,6 +36,8 @@ LARGEST_TILE = 128
 # Windows beyond are checked on a GPU only: the interpreter takes 5 ms for 16 keys.
 INTERPRETED_KEYS = 512
 FRESH_PROCESSES = 3
+# The most keys of a segment of short and of long sequences: about the least, so that even small batches are cut.
+FIXED_SPLIT = (128, 256)
 NEEDS_GPU = "it needs a GPU"
 
 _OFFSETS = 2**31
@@ -76,10 +78,9 @@ def cases_of(spec: AttentionSpec, variant: Variant, seed: int = 0) -> tuple[Case
     Little depends on more of the variant: on whether its template writes the log-sum-exp, and how many partial results
     it has.
     """
-    skip = "" if template_of(variant).writes_lse else "its template writes none"
     cases = (*_small_cases(spec, variant.page_size, seed), *_large_cases(spec, variant.page_size, seed),
              *_cases_past_32_bits(spec, variant, seed))
-    return tuple(replace(case, skip=skip) if case.lse and skip else case for case in cases)
+    return cases if template_of(variant).writes_lse else tuple(map(_without_lse, cases))
 
 
 def compiled_cases(spec: AttentionSpec, variant: Variant) -> tuple[Case, ...]:
@@ -119,6 +120,13 @@ def refuse_slow(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> None:
                          f"{INTERPRETED_LIMIT_S:.0f} s are accepted; give a layer of fewer heads or smaller pages")
 
 
+def _without_lse(case: Case) -> Case:
+    """The case for a template that writes no log-sum-exp: what is about more than it runs without."""
+    if case.way == "twice":
+        return replace(case, lse=False)
+    return replace(case, skip="its template writes none") if case.lse else case
+
+
 def _decodes(kv_lens: Sequence[int]) -> Batch:
     """Sequences of one query token with so many keys each."""
     return Batch(tuple((1, kv_len - 1) for kv_len in kv_lens))
@@ -150,10 +158,11 @@ def _small_cases(spec: AttentionSpec, page_size: int, seed: int) -> list[Case]:
         Case("pages that sequences share", Batch(((1, shared), (1, shared + 5), (12, shared + 3), (4, shared + 30))),
              seed, shared_prefix=shared),
         Case("large logits", mixed, seed, large_logits=True),
-        Case("the same call twice", mixed, seed, way="twice"),
+        Case("the same call twice", mixed, seed, way="twice", lse=True),
         Case("a padded grid", mixed, seed, way="padded"),
         Case("reserved room", mixed, seed, way="reserved"),
         Case("after another batch", mixed, seed, way="after another"),
+        Case("a fixed split", Batch(((33, 300), (1, 400), (4, 130), (2, 15))), seed, way="fixed"),
     ]
     if spec.sliding_window is not None:
         window = spec.sliding_window
@@ -183,10 +192,11 @@ def _large_cases(spec: AttentionSpec, page_size: int, seed: int) -> list[Case]:
         Case("NaN after every row, large batch", large, seed, guard=True),
         Case("log-sum-exp, large batch", large, seed, lse=True),
         Case("large logits, large batch", large, seed, large_logits=True),
-        Case("the same large call twice", large, seed, way="twice"),
+        Case("the same large call twice", large, seed, way="twice", lse=True),
         Case("a padded grid, large batch", large, seed, way="padded"),
         Case("reserved room, large batch", large, seed, way="reserved"),
         Case("after another large batch", large, seed, way="after another"),
+        Case("a fixed split, large batch", large, seed, way="fixed"),
     ]
     return [_on_gpu(case) for case in cases]
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 
 import torch
 
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.device import present_gpu
-from ..kernel_templates.errors import BatchError, TunerError
+from ..kernel_templates.errors import BatchError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.inputs import make_tensors
 from ..kernel_templates.launch import Launcher, Tensors, make_launcher
@@ -20,7 +22,7 @@ from ..kernel_templates.outcome import CaseResult, Check
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
 from .check import Checker
-from .full_check import Case, sanitizer_case
+from .full_check import FIXED_SPLIT, Case, sanitizer_case
 
 # Random scores deviate by so much then, and those of needles are 18 times as large: beyond what tanh by two
 # exponentials survives, and far from float16's 65,504.
@@ -32,6 +34,8 @@ SANITIZER_LIMIT_S = 240.0
 # The status with which compute-sanitizer says that it found something.
 FOUND = 9
 REASON_LENGTH = 300
+# What the watched process writes on stderr: that it begins to launch, and in JSON what came of it.
+LAUNCHES, RESULT = "attention-tuner launches", "attention-tuner result "
 
 _OFFSETS = 2**31
 # Of each element of q and the output: the inputs while they are made, the output, two references and their differences.
@@ -99,6 +103,7 @@ def _launched(launcher: Launcher, checker: Checker, case: Case) -> tuple[Check |
     """The check of `case`, None where it is moot, and why it is or why it failed in spite of the check."""
     device = checker.device
     launcher.padded = case.way == "padded"
+    launcher.fixed_split = FIXED_SPLIT if case.way == "fixed" else None
     if case.past == "partials":
         launcher.plan(case.batch, device)
         if max((space.numel() for space in launcher.workspaces()), default=0) <= _OFFSETS:
@@ -117,7 +122,7 @@ def _launched(launcher: Launcher, checker: Checker, case: Case) -> tuple[Check |
         launcher.run(checker.tensors)
         again = _outputs(checker.tensors)
         if not all(map(torch.equal, first, again)):
-            return check, "the same call gave another output the second time"
+            return check, "the same call gave another output or log-sum-exp the second time"
     return check, ""
 
 
@@ -142,22 +147,35 @@ def sanitize(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> CaseResult:
                               timeout=SANITIZER_LIMIT_S)
     except subprocess.TimeoutExpired:
         return CaseResult(case.name, "not run", reason=f"it took more than {SANITIZER_LIMIT_S:.0f} s")
-    if not done.returncode:
-        return CaseResult(case.name, "passed")
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
-    if done.returncode != FOUND:
-        # It may not be allowed to attach, or have no memory: that says nothing of the variant.
-        last = f": {lines[-1]}"[:REASON_LENGTH] if lines else ""
-        return CaseResult(case.name, "not run", reason=f"it ended with status {done.returncode}{last}")
-    errors = (line.strip("= ") for line in lines if "error" in line.lower() or "invalid" in line.lower())
-    return CaseResult(case.name, "failed", reason=next(errors, f"status {done.returncode}")[:REASON_LENGTH])
+    return _sanitized(done.returncode, [*done.stdout.splitlines(), *done.stderr.splitlines()])
+
+
+def _sanitized(status: int, said: list[str]) -> CaseResult:
+    """What came of a process of such an exit status and lines.
+
+    The process tells what it found itself, so that its status says only what the tool did. One that is over before it
+    launches says nothing of the variant: the tool may not be allowed to attach, or have no memory.
+    """
+    name = sanitizer_case().name
+    # The tool's own lines begin with these signs.
+    of_tool = [line.strip("= ") for line in said if line.startswith("==") and "SUMMARY" not in line]
+    error = next((line for line in of_tool if "error" in line.lower() or "invalid" in line.lower()), "")
+    if status == FOUND:
+        return CaseResult(name, "failed", reason=(error or f"status {status}")[:REASON_LENGTH])
+    results = [CaseResult(**json.loads(line.removeprefix(RESULT))) for line in said if line.startswith(RESULT)]
+    if results and not (results[0].state == "passed" and status):
+        return results[0]
+    others = [line for line in said if line.strip() and not line.startswith((LAUNCHES, RESULT))]
+    last = error or (others[-1] if others else "")
+    state, what = ("failed", "crashed") if LAUNCHES in said else ("not run", "ended")
+    return CaseResult(name, state, reason=f"it {what} with status {status}{last and ': '}{last}"[:REASON_LENGTH])
 
 
 def run_sanitized(spec: str, variant: str) -> None:
-    """In the process that compute-sanitizer watches: launch once, and raise `TunerError` where the result is wrong."""
+    """In the process that compute-sanitizer watches: launch once, and write on stderr what came of it."""
     gpu = present_gpu() or INTERPRETER
     named, case = Variant.parse(variant), sanitizer_case()
     checker = make_checker(AttentionSpec.parse(spec), named.page_size, case, "cpu" if gpu.is_interpreter else "cuda")
+    sys.stderr.write(f"{LAUNCHES}\n")
     result = run_case(named, case, gpu, checker)
-    if result.state != "passed":
-        raise TunerError(result.reason)
+    sys.stderr.write(f"{RESULT}{json.dumps(asdict(result))}\n")

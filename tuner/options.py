@@ -72,6 +72,8 @@ KvDtype = Annotated[str | None, typer.Option(
 QDtype = Annotated[str | None, typer.Option(
     "--q-dtype", metavar="|".join(KV_DTYPES), help="What the queries are in, beside a cache in 8 bits.",
     show_default="auto, which is the dtype")]
+Tree = Annotated[bool, typer.Option(
+    "--tree", help="Query tokens of a model's layers are trees of speculative tokens, with a mask among them.")]
 Batches = Annotated[list[str] | None, typer.Option(
     "--batch", metavar="COUNTxQUERY@CONTEXT,...",
     help="Sequences of one launch, such as 1x512@16384,63x1@32768. Can be repeated.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..kernel_templates.batch import Batch
@@ -29,22 +30,25 @@ KV_DTYPES = ("auto", *FP8_DTYPES)
 
 def layers(
     model: str | None, tp: int, dtype: str | None, spec: str | None = None, kv_dtype: str | None = None,
-    q_dtype: str | None = None,
+    q_dtype: str | None = None, tree: bool = False,
 ) -> tuple[AttentionSpec, ...]:
     """The distinct attention layers of `model` on one of `tp` GPUs, or the one that `spec` names.
 
-    Raises `ModelError` or `SpecError`, and `InputError` unless exactly one of the two is given, and for `tp`, `dtype`,
-    `kv_dtype` or `q_dtype` beside `spec`.
+    With `tree` they verify trees of tokens, which no model's config says. Raises `ModelError` or `SpecError`, and
+    `InputError` unless exactly one of the two is given, and for `tp`, `dtype`, `kv_dtype`, `q_dtype` or `tree` beside
+    `spec`.
     """
     if (model is None) == (spec is None):
         given = "neither was given" if model is None else "both were given"
         raise InputError(f"a layer is named by either --model or --spec, and {given}; try --model llama-3-8b")
     if spec is not None:
         of_models = {"tp": None if tp == 1 else tp, "dtype": dtype, "kv-dtype": kv_dtype, "q-dtype": q_dtype}
-        for name, value in of_models.items():
-            if value is not None:
-                raise InputError(f"--{name} {value} does not go with --spec, which names a layer as one GPU has it, "
-                                 "dtypes and all")
+        given = [f"--{name} {value}" for name, value in of_models.items() if value is not None]
+        if tree:
+            given.append("--tree")
+        if given:
+            raise InputError(f"{given[0]} does not go with --spec, which names a layer as one GPU has it, dtypes and "
+                             "features and all")
         return (AttentionSpec.parse(spec),)
     assert model is not None
     for option, value, accepted in (
@@ -54,7 +58,8 @@ def layers(
             raise SpecError(f"{option} {value!r} is not supported; accepted are {', '.join(accepted)}")
     from ..search_spaces.models import model_specs
 
-    return model_specs(model, tp, dtype, kv_dtype, q_dtype)
+    specs = model_specs(model, tp, dtype, kv_dtype, q_dtype)
+    return tuple(replace(each, has_tree_mask=True) for each in specs) if tree else specs
 
 
 def layer_counts(model: str | None, specs: Sequence[AttentionSpec]) -> dict[AttentionSpec, int]:

@@ -111,11 +111,18 @@ def full_check_cells(check: FullCheck) -> tuple[str, ...]:
     return (
         str(check.variant.page_size),
         values(check.variant),
-        "passed" if check.passed else "failed",
+        full_check_result(check),
         f"{states['passed']} of {states['passed'] + states['failed']}",
         "" if worst is None else f"{worst.worst_ratio:.3g}",
         "" if worst is None else worst.name,
     )
+
+
+def full_check_result(check: FullCheck) -> str:
+    """Whether `check` passed, and if so how many cases that leaves open."""
+    if not check.passed:
+        return "failed"
+    return f"passed, {counted(check.unrun, 'case')} not run" if check.unrun else "passed"
 
 
 def unrun_cases(checks: Sequence[FullCheck]) -> dict[str, list[str]]:

@@ -54,10 +54,12 @@ TWO_LAUNCH = Variant.of("two_launch", 128, {
     "num_stages": 2, "kv_load": "pointer", "order": "items", "waves": 1,
 })  # fmt: skip
 
-# Every feature at once, and each of the layouts that tiles of uneven heads and of other dtypes have.
+# Every feature at once, with the log-sum-exp; and each of the layouts that tiles of uneven heads and other dtypes have.
 RICH = AttentionSpec(32, 8, 192, "bfloat16", "float8_e5m2", 1000, 30.0, True, True, v_head_dim=128, has_tree_mask=True)
 LAYERS = [
     *((name, RICH, unified(64, 64)) for name in TARGETS),
+    *(("sm_90", RICH, variant) for variant in (fused("pointer"), PERSISTENT, TWO_LAUNCH)),
+    ("sm_80", RICH, fused("pointer")),
     *((name, AttentionSpec(32, 8, 80, v_head_dim=256), unified(128, 64, 8)) for name in ("sm_80", "sm_90", "sm_100")),
     ("sm_90", AttentionSpec(32, 8, 96), fused("tma")),
     *((name, AttentionSpec(8, 8, 128, "float16", "float8_e4m3fn", has_sinks=True), fused("tma"))
@@ -112,7 +114,7 @@ def facts() -> dict[Job, StaticFacts]:
         for name in TARGETS:
             for _, spec, variant in (one for one in COMPILED if one[0] == name):
                 roomy = dataclasses.replace(TARGETS[name], shared_memory_bytes=2**30)
-                pool.submit(CompileJob(variant, spec, roomy, BATCH))
+                pool.submit(CompileJob(variant, spec, roomy, BATCH, lse=spec == RICH))
             while pool.pending:
                 for job, result in pool.results(10):
                     assert isinstance(result, StaticFacts), f"{name} {job.variant.key()}: {result}"
@@ -144,7 +146,8 @@ def test_tall_tiles_use_the_tensor_core_instructions_of_their_generation(
 def test_features_and_uneven_heads_keep_the_tensor_cores_and_float32_has_none(facts: dict[Job, StaticFacts]):
     for name, spec, variant in LAYERS:
         assert bool(facts[name, spec, variant].tensor_core) == (spec.dtype != "float32")
-    assert facts["sm_90", RICH, unified(64, 64)].tensor_core == "wgmma.mma_async"
+    for variant in (unified(64, 64), fused("pointer"), PERSISTENT, TWO_LAUNCH):
+        assert facts["sm_90", RICH, variant].tensor_core == "wgmma.mma_async"
 
 
 def test_float32_holds_its_operands_in_registers(facts: dict[Job, StaticFacts]):

@@ -75,6 +75,7 @@ def test_a_full_check_passes_when_no_case_failed():
     unrun, failed = CaseResult("c", "not run", reason="no GPU"), CaseResult("d", "failed", reason="it hung")
     assert full_check(passed, worse, unrun).passed
     assert full_check(passed, worse, unrun).worst == worse
+    assert (full_check(passed).unrun, full_check(passed, unrun).unrun) == (0, 1)
     assert full_check(CaseResult("a", "passed")).worst is None
     check = full_check(passed, failed, CaseResult("e", "failed", 9.0))
     assert not check.passed

@@ -86,7 +86,7 @@ class SinkPerSegment(SplitAttention):
     """The sink counts in every segment."""
 
     def sink_partials(self, victim: int) -> list[Partial]:
-        return len(self.segments(self.kv_len(victim))) * super().sink_partials(victim)
+        return len(self.segments(victim)) * super().sink_partials(victim)
 
 
 class NeighboursSink(SplitAttention):
@@ -178,6 +178,14 @@ class KScaleDropped(SplitAttention):
         return torch.ones_like(k_scale), v_scale
 
 
+class VScaleDropped(SplitAttention):
+    """V is not scaled."""
+
+    def kv_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        k_scale, v_scale = super().kv_scales()
+        return k_scale, torch.ones_like(v_scale)
+
+
 class ScalesSwapped(SplitAttention):
     """The scales of K and V are taken for each other."""
 
@@ -228,6 +236,26 @@ class NeighboursWord(SplitAttention):
         return super().words(victim).roll(1)
 
 
+class HighBitsLost(SplitAttention):
+    """Of each word the lower half is read."""
+
+    def words(self, victim: int) -> torch.Tensor:
+        return super().words(victim) & 0xFFFFFFFF
+
+
+class HighBitsOfTheSign(SplitAttention):
+    """The lower half of each word is read as a signed number."""
+
+    def words(self, victim: int) -> torch.Tensor:
+        return super().words(victim).int().long()
+
+
+class LongTreeHeeded(SplitAttention):
+    """Sequences of more tokens than a word has bits heed their words."""
+
+    most_tree_tokens = 1 << 20
+
+
 class WindowOnTree(SplitAttention):
     """The window hides tokens that the tree shows."""
 
@@ -243,6 +271,15 @@ class TailIgnored(SplitAttention):
         return torch.cat([factor[..., :width], torch.zeros_like(factor[..., width:])], dim=-1)
 
 
+class TailOfValuesIgnored(SplitAttention):
+    """What a value has beyond its largest power of two is 0."""
+
+    def partial(self, victim: int, positions: torch.Tensor) -> Partial:
+        maxima, sums, values = super().partial(victim, positions)
+        values[..., 1 << (self.spec.value_dim.bit_length() - 1) :] = 0
+        return maxima, sums, values
+
+
 class Tf32Products(SplitAttention):
     """Factors are cut to TF32: ten digits after the first."""
 
@@ -255,6 +292,13 @@ class LseWithoutSink(SplitAttention):
 
     def lse(self, victim: int) -> torch.Tensor:
         return SinkDropped(self.checker, self.tile, self.segment).lse(victim)
+
+
+class LseWithoutWindow(SplitAttention):
+    """The log-sum-exp is of keys that the output does without."""
+
+    def lse(self, victim: int) -> torch.Tensor:
+        return WindowIgnored(self.checker, self.tile, self.segment).lse(victim)
 
 
 class LseInBase2(SplitAttention):

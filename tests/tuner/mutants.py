@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from attention_tuner.kernel_templates.batch import TREE_TOKENS
 from attention_tuner.kernel_templates.launch import query_start_locs
 from attention_tuner.tuner.check import Checker
 
@@ -23,6 +24,7 @@ class SplitAttention:
     """
 
     strikes_somewhere = False
+    most_tree_tokens: int = TREE_TOKENS
 
     def __init__(self, checker: Checker, tile: int, segment: int, place: float = 0.5) -> None:
         self.checker, self.tensors, self.spec = checker, checker.tensors, checker.spec
@@ -56,10 +58,16 @@ class SplitAttention:
         return out
 
     def partials(self, victim: int) -> list[Partial]:
-        return [self.partial(victim, positions) for positions in self.segments(self.kv_len(victim))]
+        return [self.partial(victim, positions) for positions in self.segments(victim)]
 
-    def segments(self, kv_len: int) -> list[torch.Tensor]:
-        return list(torch.arange(kv_len).split(self.segment))
+    def segments(self, victim: int) -> list[torch.Tensor]:
+        return list(torch.arange(self.first_read(victim), self.kv_len(victim)).split(self.segment))
+
+    def first_read(self, victim: int) -> int:
+        """Where the first tile of keys starts: that of the first row's window."""
+        _, context_len = self.checker.batch.sequences[victim]
+        first = 0 if self.spec.sliding_window is None else int(self.first_key(torch.tensor([context_len])))
+        return max(first, 0) // self.tile * self.tile
 
     def partial(self, victim: int, positions: torch.Tensor) -> Partial:
         """Maxima and sums [num_kv_heads, group * rows, 1] and unscaled values of the keys at `positions`."""
@@ -85,7 +93,7 @@ class SplitAttention:
         seen = keys <= self.last_key(rows)[:, None]
         if self.spec.sliding_window is not None:
             seen &= keys >= self.first_key(rows)[:, None]
-        if self.spec.has_tree_mask and len(rows) > 1:
+        if self.spec.has_tree_mask and 1 < len(rows) <= self.most_tree_tokens:
             seen = torch.where(keys < rows[0], seen, self.words(victim)[:, None] >> self.bits(keys - rows[0]) & 1 == 1)
         return seen
 
@@ -182,9 +190,10 @@ class TileSkipped(SplitAttention):
 
     strikes_somewhere = True
 
-    def segments(self, kv_len: int) -> list[torch.Tensor]:
-        first = self.struck(-(-kv_len // self.tile)) * self.tile
-        parts = [part[(part < first) | (part >= first + self.tile)] for part in super().segments(kv_len)]
+    def segments(self, victim: int) -> list[torch.Tensor]:
+        start = self.first_read(victim)
+        first = start + self.struck(-(-(self.kv_len(victim) - start) // self.tile)) * self.tile
+        parts = [part[(part < first) | (part >= first + self.tile)] for part in super().segments(victim)]
         return [part for part in parts if len(part)]
 
 
@@ -235,7 +244,8 @@ class WrongPage(SplitAttention):
 
     def places(self, victim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         page_size = self.tensors.k_cache.shape[1]
-        struck = self.struck(self.kv_len(victim) // page_size)
+        first = self.first_read(victim) // page_size
+        struck = first + self.struck(self.kv_len(victim) // page_size - first)
         neighbour = page_size if struck == 0 else -page_size
         return super().places(victim, positions + neighbour * (positions // page_size == struck))
 

@@ -104,12 +104,12 @@ def test_what_is_asked_for_reaches_the_search(lines: Lines, search: Search) -> N
 
 
 def test_of_a_mixed_model_both_kinds_are_tuned_and_named(lines: Lines, search: Search) -> None:
-    dtypes = ("--kv-dtype", "float8_e4m3fn", "--q-dtype", "float8_e5m2")
-    options = ("--tp", "8", *dtypes, "--batch", "1x4@44", "--seconds", "9999")
+    features = ("--kv-dtype", "float8_e4m3fn", "--q-dtype", "float8_e5m2", "--tree")
+    options = ("--tp", "8", *features, "--batch", "1x4@44", "--seconds", "9999")
     assert lines.run("tune", "--model", "gpt-oss-20b", *options) == 0
     assert [task.spec.sliding_window for task in search.tasks] == [128, None]
     assert all(task.spec.has_sinks and task.spec.kv_dtype == "float8_e4m3fn" for task in search.tasks)
-    assert all(task.spec.q_dtype == "float8_e5m2" for task in search.tasks)
+    assert all(task.spec.q_dtype == "float8_e5m2" and task.spec.has_tree_mask for task in search.tasks)
     windowed, full = (task.spec.key() for task in search.tasks)
     assert (f"gpt-oss-20b has 2 kinds of attention layers, and each is tuned: sliding_attention ({windowed}) and "
             f"full_attention ({full})\n") in lines.err

@@ -187,6 +187,7 @@ def test_the_full_check_of_the_default_is_run_and_stored(lines: Lines, tmp_path:
     with Store.open(path, create=False) as store:
         (stored,) = store.full_checks()
     assert stored.passed
+    assert document["result"] == f"passed, {stored.unrun} cases not run"
     assert stored.variant.key() == document["variant"]
 
 

@@ -16,7 +16,7 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.tuner.check import Checker
 
 from . import feature_mutants as wrong
-from .mutants import MUTANTS, MaskOneTooMany, SplitAttention
+from .mutants import MUTANTS, MaskOneTooFew, MaskOneTooMany, SplitAttention
 
 LENGTHS = (128, 65536)
 QUERY_LENS = {"decode": 1, "chunk": 12}
@@ -24,7 +24,8 @@ QUERY_LENS = {"decode": 1, "chunk": 12}
 CASES: dict[str, tuple[dict[str, Any], tuple[type[SplitAttention], ...]]] = {
     "window": (
         {"sliding_window": -1},
-        (wrong.WindowOneTooMany, wrong.WindowOneTooFew, wrong.WindowOfTheFirstRow, wrong.WindowIgnored),
+        (wrong.WindowOneTooMany, wrong.WindowOneTooFew, wrong.WindowOfTheFirstRow, wrong.WindowIgnored,
+         wrong.LseWithoutWindow, wrong.LseInBase2, wrong.LseOfOneSegment),
     ),
     "soft cap": ({"logits_soft_cap": 50.0}, (wrong.CapIgnored, wrong.CapBeforeScale, wrong.CapInBase2)),
     "low soft cap": ({"logits_soft_cap": 20.0}, (wrong.CapIgnored, wrong.CapInBase2)),
@@ -40,7 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[type[SplitAttention], ...]]] = {
     "ALiBi, soft cap": ({"has_alibi": True, "logits_soft_cap": 20.0}, (wrong.CapAfterSlope, wrong.CapIgnored)),
     "e4m3": (
         {"kv_dtype": "float8_e4m3fn"},
-        (wrong.NeighboursKScale, wrong.NeighboursVScale, wrong.KScaleDropped, wrong.ScalesSwapped),
+        (wrong.NeighboursKScale, wrong.NeighboursVScale, wrong.KScaleDropped, wrong.VScaleDropped, wrong.ScalesSwapped),
     ),
     "e5m2": ({"kv_dtype": "float8_e5m2", "dtype": "float16"}, (wrong.NeighboursKScale, wrong.NeighboursVScale)),
     **{
@@ -52,14 +53,16 @@ CASES: dict[str, tuple[dict[str, Any], tuple[type[SplitAttention], ...]]] = {
     },
     "tree": ({"has_tree_mask": True}, (wrong.TreeIgnored, wrong.NeighboursBit, wrong.NeighboursWord)),
     "tree, window": ({"has_tree_mask": True, "sliding_window": 3}, (wrong.WindowOnTree, wrong.WindowOneTooMany)),
-    "head sizes": ({"head_dim": 80, "v_head_dim": 40}, (wrong.TailIgnored,)),
+    "head sizes": ({"head_dim": 80, "v_head_dim": 40}, (wrong.TailIgnored, wrong.TailOfValuesIgnored)),
     "all but masks": (
         {"kv_dtype": "float8_e4m3fn", "logits_soft_cap": 50.0, "has_sinks": True, "has_alibi": True, "v_head_dim": 40},
         (wrong.CapAfterSlope, wrong.NeighboursKScale, wrong.SinkPerSegment),
     ),
     "float32": ({"dtype": "float32"}, (wrong.Tf32Products,)),
 }  # fmt: skip
-LSE_ONLY = {wrong.LseWithoutSink, wrong.LseInBase2, wrong.LseOfOneSegment}
+# The layers beside which every other bug is shown, and the tokens of their pages.
+BESIDE = {"window": 16, "tree": 16, "float32": 16, "e5m2": 16, "queries in float8_e4m3fn": 16, "all but masks": 48}
+LSE_ONLY = {wrong.LseWithoutSink, wrong.LseWithoutWindow, wrong.LseInBase2, wrong.LseOfOneSegment}
 NEEDS_ROWS = {wrong.WindowOfTheFirstRow, wrong.WindowOnTree}
 PAIRS = [(name, mutant) for name, (_, mutants) in CASES.items() for mutant in mutants]
 
@@ -79,7 +82,14 @@ def checker(name: str, kv_len: int, kind: str) -> Checker:
         changes["sliding_window"] = {128: 40, 65536: 1000}[kv_len]
     spec = AttentionSpec(**{"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, **changes})
     query_len = QUERY_LENS[kind]
-    return Checker(spec, Batch(((query_len, kv_len - query_len),) * 2), 16, "cpu", lse=True)
+    return Checker(spec, Batch(((query_len, kv_len - query_len),) * 2), BESIDE.get(name, 16), "cpu", lse=True)
+
+
+def split(mutant: type[SplitAttention], judge: Checker, place: float = 0.5) -> SplitAttention:
+    """Attention that cuts what a sequence reads into about four segments, of no less than a tile."""
+    query_len, context_len = judge.batch.sequences[1]
+    keys = min(context_len, judge.spec.sliding_window or context_len) + query_len
+    return mutant(judge, 16, max(16, keys // 4), place)
 
 
 @pytest.mark.parametrize("kind", QUERY_LENS)
@@ -87,7 +97,7 @@ def checker(name: str, kv_len: int, kind: str) -> Checker:
 @pytest.mark.parametrize("name", CASES)
 def test_right_attention_passes(name: str, kv_len: int, kind: str) -> None:
     judge = checker(name, kv_len, kind)
-    right = SplitAttention(judge, 16, kv_len // 4)
+    right = split(SplitAttention, judge)
     check = judge.judge(right.output(victim=1), right.lse(victim=1))
     assert check.passed, check.detail
 
@@ -99,7 +109,7 @@ def test_every_mutant_is_rejected(name: str, kv_len: int, kind: str, mutant: typ
     if kind == "decode" and (mutant in NEEDS_ROWS or "tree" in name):
         pytest.skip("one row alone has no other")
     judge = checker(name, kv_len, kind)
-    mutated = mutant(judge, 16, kv_len // 4)
+    mutated = split(mutant, judge)
     # A wrong log-sum-exp is not to stand in for a wrong output.
     check = judge.judge(mutated.output(victim=1), mutated.lse(victim=1) if mutant in LSE_ONLY else None)
     assert not check.passed, check.detail
@@ -118,14 +128,38 @@ def test_one_key_at_the_edge_of_the_window_is_seen_by_each_row(kv_len: int, muta
 
 @pytest.mark.parametrize("kind", QUERY_LENS)
 @pytest.mark.parametrize("kv_len", LENGTHS)
+@pytest.mark.parametrize("name", BESIDE)
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_every_other_bug_is_seen_beside_the_features(kv_len: int, kind: str, mutant: type[SplitAttention]) -> None:
+def test_every_other_bug_is_seen_beside_the_features(
+    mutant: type[SplitAttention], name: str, kv_len: int, kind: str
+) -> None:
     if mutant is MaskOneTooMany and kind == "decode":
         pytest.skip("the one query token of a decode is the last: no later key exists")
-    judge = checker("all but masks", kv_len, kind)
+    if mutant in (MaskOneTooMany, MaskOneTooFew) and name == "tree" and kind == "chunk":
+        pytest.skip("the words say what tokens of a tree see, not their order")
+    judge = checker(name, kv_len, kind)
     for place in (0.0, 0.4, 1.0) if mutant.strikes_somewhere else (0.0,):
-        check = judge.judge(mutant(judge, 16, kv_len // 4, place).output(victim=1))
+        check = judge.judge(split(mutant, judge, place).output(victim=1))
         assert not check.passed, f"not seen at {place}: {check.detail}"
+
+
+@functools.cache
+def tree_checker(num_tokens: int, kv_len: int) -> Checker:
+    spec = AttentionSpec(2, 1, 64, has_tree_mask=True)
+    return Checker(spec, Batch(((2, 14), (num_tokens, kv_len - num_tokens))), 16, "cpu", lse=True)
+
+
+@pytest.mark.parametrize("kv_len", LENGTHS)
+@pytest.mark.parametrize(("num_tokens", "mutant"), [
+    (64, wrong.HighBitsLost), (64, wrong.HighBitsOfTheSign), (65, wrong.LongTreeHeeded),
+])  # fmt: skip
+def test_bugs_of_the_largest_trees_are_seen(num_tokens: int, mutant: type[SplitAttention], kv_len: int) -> None:
+    judge = tree_checker(num_tokens, kv_len)
+    right = split(SplitAttention, judge)
+    check = judge.judge(right.output(victim=1), right.lse(victim=1))
+    assert check.passed, check.detail
+    check = judge.judge(split(mutant, judge).output(victim=1))
+    assert not check.passed, check.detail
 
 
 def test_a_cap_by_exponentials_is_seen_once_scores_are_in_the_thousands() -> None:

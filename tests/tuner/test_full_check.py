@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
-from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
@@ -10,10 +12,12 @@ from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.full_check import (
+    FIXED_SPLIT,
     FRESH_PROCESSES,
     LARGEST_TILE,
     SEEDS,
     Case,
+    Way,
     cases_of,
     fresh_cases,
     interpreted_check_seconds,
@@ -57,7 +61,7 @@ def test_a_query_is_longer_than_any_tile(heads: tuple[int, int]) -> None:
 
 def test_what_is_asked_of_a_launch_is_asked() -> None:
     cases = [case for case in cases_of(SPEC, variant()) if not case.needs_gpu]
-    assert {case.way for case in cases} == {"once", "twice", "padded", "reserved", "after another"}
+    assert {case.way for case in cases} == set(get_args(Way))
     assert sum(case.packed for case in cases) == sum(case.large_logits for case in cases) == 1
     (shared,) = (case for case in cases if case.shared_prefix)
     assert all(context_len >= shared.shared_prefix for _, context_len in shared.batch.sequences)
@@ -104,6 +108,27 @@ def test_a_log_sum_exp_is_asked_only_of_templates_that_write_it() -> None:
     }
     without = {"log-sum-exp", "log-sum-exp, large batch"}
     assert skipped == {"gluon_hopper": without, "fused": set(), "persistent": set()}
+
+
+@pytest.mark.parametrize(("template", "writes_lse"), [("gluon_hopper", False), ("fused", True)])
+def test_the_same_call_twice_gives_the_same_log_sum_exp_where_there_is_one(template: str, writes_lse: bool) -> None:
+    likely = candidates(H200_LAYER, BatchBucket.of(Batch.parse("4x1@99")), 16, TARGETS["sm_90"])
+    twice = [
+        case for v in likely if v.template == template for case in cases_of(H200_LAYER, v) if case.way == "twice"
+    ]
+    assert twice
+    assert all(case.lse == writes_lse and not case.skip for case in twice)
+
+
+def test_a_fixed_split_cuts_short_and_long_sequences() -> None:
+    sequences = named(cases_of(SPEC, variant()))["a fixed split"].batch.sequences
+    short_keys, long_keys = (
+        [sum(sequence) for sequence in sequences if (sequence[0] > SHORT_QUERY) == is_long] for is_long in (False, True)
+    )
+    for keys, most in zip((short_keys, long_keys), FIXED_SPLIT, strict=True):
+        assert max(keys) > most
+    assert min(short_keys) < FIXED_SPLIT[0]
+
 
 
 def test_the_interpreter_takes_seconds_for_a_small_layer() -> None:

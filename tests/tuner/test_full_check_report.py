@@ -28,6 +28,7 @@ def test_a_table_says_what_passed_and_a_line_what_failed(capsys: Capture) -> Non
     assert "1 of 2" in out
     assert "0.5" in out
     assert f"{BAD.variant.key()} failed 'verification': row [3]" in out
+    assert "passed, 1 case not run" in " ".join(out.split())
     assert "1 case not run, it needs a GPU: long contexts\n" in out
     assert out.endswith("1 of 2 variants passed, stored in a.db\n")
 
@@ -42,6 +43,7 @@ def test_json_holds_every_case(capsys: Capture) -> None:
     good, bad = json.loads(capsys.readouterr().out)["checks"]
     assert (good["passed"], good["failed_case"], len(good["cases"])) == (True, None, 3)
     assert (bad["passed"], bad["failed_case"]) == (False, "verification")
+    assert (good["result"], bad["result"]) == ("passed, 1 case not run", "failed")
     assert bad["cases"][1] == {"name": "verification", "state": "failed", "worst_ratio": None, "reason": "row [3]"}
 
 

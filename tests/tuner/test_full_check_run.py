@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import signal
 import subprocess
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -19,7 +22,15 @@ from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner import full_check_run
 from attention_tuner.tuner.check import Checker
 from attention_tuner.tuner.full_check import Case, Way
-from attention_tuner.tuner.full_check_run import case_bytes, make_checker, run_case, sanitize
+from attention_tuner.tuner.full_check_run import (
+    LAUNCHES,
+    RESULT,
+    case_bytes,
+    make_checker,
+    run_case,
+    run_sanitized,
+    sanitize,
+)
 
 SPEC = AttentionSpec(2, 1, 64, "float16")
 BATCH = Batch.parse("1x9@20,1x1@40")
@@ -32,7 +43,7 @@ class EagerLauncher(Launcher):
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
         self.spec, self.variant = SPEC, VARIANT
-        self.padded, self.reserved = False, None
+        self.padded, self.reserved, self.fixed_split = False, None, None
         self.runs = 0
         self.batches: list[Batch] = []
 
@@ -43,16 +54,24 @@ class EagerLauncher(Launcher):
 
     def run(self, tensors: Tensors) -> None:
         self.runs += 1
-        out, _ = paged_attention(tensors, self.batches[-1], SPEC, tensors.q.dtype)
+        out, lse = paged_attention(tensors, self.batches[-1], SPEC, tensors.q.dtype)
         if (self.fault == "grid" and self.padded) or (self.fault == "room" and self.reserved is not None):
             out[3] = 0
+        if self.fault == "split" and self.fixed_split is not None:
+            out[3] = 0
+        if self.fault == "lse again" and self.runs == 2:
+            lse[3, 0] += lse[3, 0].abs() * 2**-20
         if self.fault == "again" and self.runs == 2:
             out[3, 0, 0] += out[3, 0, 0].abs() * 2**-10
-        if self.fault == "stale" and len(self.batches) > 1:
+        if self.fault == "wrong" or (self.fault == "stale" and len(self.batches) > 1):
             out[0] += 1
+        if self.fault == "crash":
+            raise MemoryError
         if self.fault == "memory":
             raise torch.OutOfMemoryError
         tensors.out.copy_(out)
+        if tensors.lse is not None:
+            tensors.lse.copy_(lse)
 
     def workspaces(self) -> tuple[torch.Tensor, ...]:
         return (torch.empty(3),)
@@ -65,17 +84,19 @@ def result(monkeypatch: pytest.MonkeyPatch, launcher: Launcher, case: Case) -> t
     return found.state, found.reason
 
 
-@pytest.mark.parametrize("way", ["once", "twice", "padded", "reserved", "after another"])
-def test_what_is_right_passes_in_every_way(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
-    assert result(monkeypatch, EagerLauncher(), Case("x", BATCH, way=way)) == ("passed", "")
+@pytest.mark.parametrize("way", get_args(Way))
+@pytest.mark.parametrize("lse", [False, True])
+def test_what_is_right_passes_in_every_way(monkeypatch: pytest.MonkeyPatch, way: Way, lse: bool) -> None:
+    assert result(monkeypatch, EagerLauncher(), Case("x", BATCH, way=way, lse=lse)) == ("passed", "")
 
 
 @pytest.mark.parametrize(("fault", "way"), [
-    ("grid", "padded"), ("room", "reserved"), ("again", "twice"), ("stale", "after another"),
+    ("grid", "padded"), ("room", "reserved"), ("again", "twice"), ("lse again", "twice"), ("stale", "after another"),
+    ("split", "fixed"),
 ])
 def test_what_is_wrong_in_one_way_fails_that_case_alone(monkeypatch: pytest.MonkeyPatch, fault: str, way: Way) -> None:
-    assert result(monkeypatch, EagerLauncher(fault), Case("x", BATCH)) == ("passed", "")
-    state, reason = result(monkeypatch, EagerLauncher(fault), Case("x", BATCH, way=way))
+    assert result(monkeypatch, EagerLauncher(fault), Case("x", BATCH, lse=True)) == ("passed", "")
+    state, reason = result(monkeypatch, EagerLauncher(fault), Case("x", BATCH, way=way, lse=True))
     assert state == "failed"
     assert ("another output" if way == "twice" else "row") in reason
 
@@ -159,16 +180,52 @@ def test_without_the_tool_nothing_is_sanitized(monkeypatch: pytest.MonkeyPatch) 
     assert (found.state, found.reason) == ("not run", "there is no compute-sanitizer here")
 
 
-@pytest.mark.parametrize(("status", "said", "expected"), [
-    (0, "========= ERROR SUMMARY: 0 errors", ("passed", "")),
-    (9, "========= COMPUTE-SANITIZER\n========= Invalid __global__ read of size 2 bytes\n",
-     ("failed", "Invalid __global__ read of size 2 bytes")),
-    (1, "", ("not run", "it ended with status 1")),
-])
-def test_what_the_tool_says_is_told(
-    monkeypatch: pytest.MonkeyPatch, status: int, said: str, expected: tuple[str, str]
-) -> None:
+def said_by(monkeypatch: pytest.MonkeyPatch, status: int, stdout: str, stderr: str) -> tuple[str, str]:
+    """What is made of a process that ended so."""
     monkeypatch.setattr(shutil, "which", lambda _: "/opt/compute-sanitizer")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=status, stdout=said, stderr=""))
+    done = SimpleNamespace(returncode=status, stdout=stdout, stderr=stderr)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     found = sanitize(SPEC, VARIANT, TARGETS["sm_90"])
-    assert (found.state, found.reason) == expected
+    assert found.name == "compute-sanitizer"
+    return found.state, found.reason
+
+
+@pytest.mark.parametrize(("fault", "expected"), [
+    ("", "passed"), ("wrong", "failed"), ("memory", "not run"), ("crash", "failed"),
+])
+def test_what_the_watched_process_found_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str, expected: str
+) -> None:
+    monkeypatch.setattr(full_check_run, "make_launcher", lambda *_: EagerLauncher(fault))
+    status = 0
+    try:
+        run_sanitized(SPEC.key(), VARIANT.key())
+    except MemoryError:
+        # As of a process that a signal ends: nothing more is written.
+        status = -signal.SIGSEGV
+    tool = "========= Error: process didn't terminate successfully\n" if status else ""
+    tool += "========= ERROR SUMMARY: 0 errors\n"
+    state, reason = said_by(monkeypatch, status, tool, capsys.readouterr().err)
+    assert state == expected
+    told = {"wrong": "sequence 0", "memory": "does not hold it", "crash": "it crashed with status -11: Error: process"}
+    assert told.get(fault, "") in reason
+
+
+PASSED = RESULT + json.dumps({"name": "compute-sanitizer", "state": "passed"}) + "\n"
+
+
+@pytest.mark.parametrize("result", ["", PASSED])
+def test_what_the_tool_found_goes_before_the_result(monkeypatch: pytest.MonkeyPatch, result: str) -> None:
+    found = "========= COMPUTE-SANITIZER\n========= Invalid __global__ read of size 2 bytes\n"
+    assert said_by(monkeypatch, 9, found, f"{LAUNCHES}\n{result}") == (
+        "failed", "Invalid __global__ read of size 2 bytes")
+
+
+def test_a_crash_after_the_result_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said_by(monkeypatch, -6, "", f"{LAUNCHES}\n{PASSED}") == ("failed", "it crashed with status -6")
+
+
+def test_a_process_that_is_over_before_it_launches_says_nothing_of_the_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said_by(monkeypatch, 1, "", "") == ("not run", "it ended with status 1")
+    attach = "========= Error: Unable to attach\n"
+    assert said_by(monkeypatch, -11, attach, "") == ("not run", "it ended with status -11: Error: Unable to attach")

@@ -49,7 +49,7 @@ def judge_without(judge: Checker, keys: range) -> list[float]:
     attention = SplitAttention(judge, 16, SEGMENT)
     partials = list(right_partials(judge))
     struck = keys[0] // SEGMENT
-    segment = attention.segments(attention.kv_len(1))[struck]
+    segment = attention.segments(victim=1)[struck]
     partials[struck] = attention.partial(1, segment[(segment < keys[0]) | (segment > keys[-1])])
     out = attention.merge(1, partials)
     ratios: list[float] = []

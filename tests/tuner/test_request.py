@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cli_samples import BATCH, H100, SPEC, WIDE_SPEC
 
@@ -65,20 +67,28 @@ def test_queries_are_in_what_is_asked_for() -> None:
         request.layers("llama-3-8b", 1, None, q_dtype="float8_e5m2")
 
 
+def test_all_layers_of_a_model_can_verify_trees() -> None:
+    plain, trees = (request.layers("gpt-oss-20b", 8, None, tree=tree) for tree in (False, True))
+    assert [replace(layer, has_tree_mask=False) for layer in trees] == list(plain)
+    assert all(layer.has_tree_mask for layer in trees)
+    assert list(request.layer_counts("gpt-oss-20b", trees).values()) == [12, 12]
+
+
 @pytest.mark.parametrize(
-    ("tp", "dtype", "kv_dtype", "q_dtype", "named"),
+    ("tp", "dtype", "kv_dtype", "q_dtype", "tree", "named"),
     [
-        (2, None, None, None, "--tp 2"),
-        (1, "bfloat16", "auto", None, "--dtype bfloat16"),
-        (1, None, "auto", "auto", "--kv-dtype auto"),
-        (1, None, None, "auto", "--q-dtype auto"),
+        (2, None, None, None, False, "--tp 2"),
+        (1, "bfloat16", "auto", None, False, "--dtype bfloat16"),
+        (1, None, "auto", "auto", False, "--kv-dtype auto"),
+        (1, None, None, "auto", True, "--q-dtype auto"),
+        (1, None, None, None, True, "--tree"),
     ],
 )
 def test_what_belongs_to_a_model_does_not_go_with_a_layer(
-    tp: int, dtype: str | None, kv_dtype: str | None, q_dtype: str | None, named: str
+    tp: int, dtype: str | None, kv_dtype: str | None, q_dtype: str | None, tree: bool, named: str
 ) -> None:
     with pytest.raises(InputError, match=f"{named} does not go with --spec"):
-        request.layers(None, tp, dtype, SPEC.key(), kv_dtype, q_dtype)
+        request.layers(None, tp, dtype, SPEC.key(), kv_dtype, q_dtype, tree)
 
 
 def test_an_unknown_dtype_is_refused_with_those_accepted() -> None:

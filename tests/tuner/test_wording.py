@@ -10,7 +10,7 @@ from cli_samples import BATCH, H100, SMALL_GPU, SPEC, WIDE_SPEC, config
 from attention_tuner.db import ConfigTable
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
-from attention_tuner.kernel_templates.outcome import Failed
+from attention_tuner.kernel_templates.outcome import CaseResult, Failed, FullCheck
 from attention_tuner.search_spaces.suites import suite
 from attention_tuner.tuner import wording
 from attention_tuner.tuner.run import Progress, TaskResult
@@ -73,6 +73,15 @@ def test_an_answer_is_told_with_whose_it_is() -> None:
     lent = wording.origin(replace(answer, origin="file", lender="NVIDIA H200", loss=0.0234))
     assert lent.startswith("in a file, tuned on NVIDIA H200 on ")
     assert lent.endswith("; such answers lose 2.3% in the median")
+
+
+def test_a_full_check_says_how_many_cases_it_leaves_open() -> None:
+    passed, unrun = CaseResult("a", "passed"), CaseResult("b", "not run", reason="the GPU's memory does not hold it")
+    check = FullCheck(SPEC, VARIANT, "NVIDIA H200", config().environment, (passed,), "2026")
+    assert wording.full_check_result(check) == "passed"
+    assert wording.full_check_result(replace(check, cases=(passed, unrun, unrun))) == "passed, 2 cases not run"
+    failed = CaseResult("c", "failed", reason="it hung")
+    assert wording.full_check_result(replace(check, cases=(passed, unrun, failed))) == "failed"
 
 
 def test_a_speed_up_is_over_the_default_or_over_what_stood_in_for_it() -> None:
