@@ -11,6 +11,7 @@ import torch
 
 from ..db.lookup import lookup
 from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket, BatchSummary
+from ..kernel_templates.cache_keys import settle_cache_keys
 from ..kernel_templates.device import present_gpu
 from ..kernel_templates.errors import GpuError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
@@ -110,6 +111,7 @@ class Launchers:
 
     def _make(self, variant: Variant) -> Launcher:
         launcher = make_launcher(variant, self._spec, self._place.gpu)
+        settle_cache_keys(launcher)
         launcher.workspace = self.workspace
         launcher.fixed_split = FIXED_SPLIT if self._usual else None
         return launcher

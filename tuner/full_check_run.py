@@ -13,6 +13,7 @@ from dataclasses import asdict
 import torch
 
 from ..kernel_templates.batch import Batch
+from ..kernel_templates.cache_keys import settle_cache_keys
 from ..kernel_templates.device import present_gpu
 from ..kernel_templates.errors import BatchError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
@@ -74,7 +75,9 @@ def run_case(variant: Variant, case: Case, gpu: Gpu, checker: Checker | None) ->
     try:
         if checker is None:
             raise torch.OutOfMemoryError
-        check, reason = _launched(make_launcher(variant, checker.spec, gpu), checker, case)
+        launcher = make_launcher(variant, checker.spec, gpu)
+        settle_cache_keys(launcher)
+        check, reason = _launched(launcher, checker, case)
     except torch.OutOfMemoryError:
         if not case.needs_gpu:
             raise

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 import torch
 
 from ..kernel_templates.batch import minimum_traffic
+from ..kernel_templates.cache_keys import settle_cache_keys
 from ..kernel_templates.device import present_uuid
 from ..kernel_templates.errors import GpuError
 from ..kernel_templates.gpu import Gpu
@@ -54,6 +55,7 @@ class Workbench:
         Its grid is that of the regime: as an engine would capture it, or just what the batch needs.
         """
         launcher = make_launcher(variant, self.task.spec, self.gpu)
+        settle_cache_keys(launcher)
         launcher.padded = regime.capture == "graph" and not self.gpu.is_interpreter
         return launcher, plan_ms(launcher, self.task.batch, self.device)
 
