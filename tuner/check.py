@@ -61,7 +61,9 @@ class Checker:
         eager, eager_lse = paged_attention(self.tensors, batch, spec, dtype)
         # A row that sees nothing has none.
         size = self.oracle_lse.abs().nan_to_num(posinf=0.0)
-        # The error of a weight grows with its score, which the log-sum-exp bounds.
+        # The error of a weight grows with its score, which the log-sum-exp bounds, or with the soft cap: a capped score
+        # is a difference of numbers as large.
+        size = size.clamp(min=spec.logits_soft_cap or 0.0)
         factor = FLOAT32_FACTOR + 2 * size if dtype == torch.float32 else ROW_FACTOR
         # Below this all numbers of the dtype are equally far apart.
         smallest = torch.finfo(dtype).smallest_normal * math.sqrt(spec.value_dim)
