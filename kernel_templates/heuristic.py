@@ -52,6 +52,8 @@ _FEW_KEYS = 2048
 # Tiles for each multiprocessor from which on what leaves keys whole may answer for a whole bucket. On an H200 it lost
 # up to 24 % on other batches of its bucket with 2 to 4, and 10 % on one with 8; sizes of buckets double, so 16 is next.
 _MANY_TILES = 12
+# Rows of a tile of long sequences, of all query heads.
+_TALL = 128
 MOST_WARPS = 8
 # Of the accumulator of one warp: compiled with twice as many, heads of 512 need kilobytes of stack.
 MOST_COLUMNS = 128
@@ -127,12 +129,19 @@ def depends_on_rounds(variant: Variant, spec: AttentionSpec, bucket: BatchBucket
     """Whether `variant` may have won a batch of `bucket` because the tiles of that batch happen to fill whole rounds.
 
     So may one that leaves keys whole: others of the bucket have up to a factor of 2 more or fewer tiles, and the last
-    round keeps few multiprocessors busy. Not where tiles are so many that one round is little, nor where keys are so
-    few that to cut them costs more. Of batches with long sequences, whose tiles differ in length, nothing is known.
+    round keeps few multiprocessors busy. Not where tiles are so many that one round is little, nor where their lengths
+    differ by design, as of chunks with little context, nor where keys are so few that to cut them costs more. Of
+    batches with both parts nothing is known.
     """
-    if not leaves_keys_whole(variant) or bucket.has_part("long") or _is_filled_by_few_keys(spec, bucket, gpu):
+    if not leaves_keys_whole(variant):
         return False
-    return bucket.short_seqs * spec.num_kv_heads < _MANY_TILES * gpu.num_sms
+    if bucket.has_part("long"):
+        may_depend = not bucket.has_part("short") and bucket.long_kv > bucket.long_rows
+        tiles = bucket.long_rows * spec.num_q_heads // _TALL
+    else:
+        may_depend = not _is_filled_by_few_keys(spec, bucket, gpu)
+        tiles = bucket.short_seqs * spec.num_kv_heads
+    return may_depend and tiles < _MANY_TILES * gpu.num_sms
 
 
 def _hopper(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:

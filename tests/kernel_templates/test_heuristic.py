@@ -158,11 +158,14 @@ def test_many_sequences_of_few_keys_are_left_whole(batch: str, whole: bool):
     [
         (1, "64x1@8191", True),
         (16, "64x1@8191", False),
-        # Many tiles; few keys in tiles enough, and too few; a chunk beside them.
+        (1, "1x512@32000", True),
+        # Many tiles; few keys in tiles enough, and too few; a chunk beside them, one without context, and a large one.
         (1, "256x1@8191", False),
         (1, "64x1@1023", False),
         (1, "8x1@1023", True),
         (1, "1x512@512,64x1@8191", False),
+        (1, "1x1024@0", False),
+        (1, "1x8192@65536", False),
     ],
 )
 def test_what_leaves_keys_whole_depends_on_the_count_of_tiles(num_segments: int, batch: str, depends: bool):
