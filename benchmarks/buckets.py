@@ -182,7 +182,8 @@ def main() -> None:
         "wanted": WANTED, "recommended_width": widest, "measured": options.measure, "widths": rows,
         "one_bucket": one_bucket,
         "shapes": [{"spec": c.shape.spec.key(), "page_size": c.variant.page_size, "batch": c.batch,
-                    "summary": asdict(BatchSummary.of(Batch.parse(c.batch))), "best": c.variant.key(), "variants_timed": len(times[c]),
+                    "summary": asdict(BatchSummary.of(Batch.parse(c.batch))), "best": c.variant.key(),
+                    "variants_timed": len(times[c]),
                     "times_ms": {variant.key(): ms for variant, ms in times[c].items()} if options.measure else None}
                    for c in configs],
     })  # fmt: skip
