@@ -1,10 +1,12 @@
 """How wide may a bucket be? What the shapes that share one lose by each other's winners, for several widths.
 
 In a bucket of width 2 no size of a batch is more than twice that of another, as `BatchBucket` has it. The widest of
-which the worst loss stays below 3 % is the one to have. Times are those of trials in the databases given, and with
-`--measure`, on a GPU, of races of the winners that any width would let answer. `suites/buckets.json` has batches at the
-middle and at the edges of their buckets; tune these first. What shapes of one bucket lose in the median is what a
-lookup is to expect of an answer from a bucket: `--into` writes it to the losses of an export.
+which the worst loss stays below 3 % is the one to have. An answer is that of a table in which the other batch alone is
+tuned, in the bucket that is asked: where its winner may not answer for others, the heuristic does. Pairs of one bucket
+as they are cut now have a row of their own. Times are those of trials in the databases given, and with `--measure`, on
+a GPU, of races of the answers that any width would let be given. `suites/buckets.json` has batches at the middle and at
+the edges of their buckets, in all sizes at once and in one; tune these first. What shapes of one bucket lose in the
+median is what a lookup is to expect of an answer from a bucket: `--into` writes it to the losses of an export.
 """
 
 from __future__ import annotations
@@ -12,22 +14,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import logging
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import record
 from leave_one_out import RACE_LIMIT_S, Times, percent, trial_times
 
-from attention_tuner.db import Exported, Store, read_configs, write_configs
+from attention_tuner.db import Answer, ConfigTable, Exported, Store, read_configs, write_configs
 from attention_tuner.db.losses import Loss
-from attention_tuner.kernel_templates.batch import Batch, BatchBucket, BatchSummary
+from attention_tuner.kernel_templates.batch import Batch, BatchSummary
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import BestConfig, Timing
-from attention_tuner.kernel_templates.template import template_of, why_invalid
-from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.kernel_templates.template import why_invalid
 from attention_tuner.tuner.commands_tune import executor_on as command_executor
 from attention_tuner.tuner.jobs import RaceJob
 from attention_tuner.tuner.task import Task
@@ -57,9 +59,10 @@ def can_share(one: BestConfig, other: BestConfig, width: float) -> bool:
     return all(bool(a) == bool(b) and max(a, b) <= width * min(a, b) for a, b in both)
 
 
-def as_run(variant: Variant, config: BestConfig) -> Variant:
-    """A winner as it would run for the batch of `config`."""
-    return template_of(variant).settle(variant, config.shape.bucket)
+def answered(asked: BestConfig, other: BestConfig) -> Answer:
+    """The answer for the bucket of `asked`, if `other` alone were tuned in it."""
+    table = ConfigTable.of([replace(other, shape=asked.shape, batch=asked.batch)])
+    return table.lookup(asked.shape.spec, asked.shape.bucket, asked.variant.page_size, asked.gpu)
 
 
 def pairs(configs: Sequence[BestConfig], width: float) -> list[tuple[BestConfig, BestConfig]]:
@@ -68,25 +71,32 @@ def pairs(configs: Sequence[BestConfig], width: float) -> list[tuple[BestConfig,
             if asked.batch != other.batch and can_share(asked, other, width)]  # fmt: skip
 
 
-def losses(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times], width: float) -> list[dict[str, Any]]:
-    """What each shape loses by the winner of each other one of its bucket, where both were timed there."""
+def of_one_bucket(configs: Sequence[BestConfig]) -> list[tuple[BestConfig, BestConfig]]:
+    """The pairs of which both are in one bucket as buckets are cut now."""
+    return [(asked, other) for asked, other in pairs(configs, BUCKET_WIDTH) if asked.shape == other.shape]
+
+
+def losses(
+    both: Iterable[tuple[BestConfig, BestConfig]], times: Mapping[BestConfig, Times]
+) -> list[dict[str, Any]]:
+    """What the first of each pair loses by the answer that the other leads to, where that was timed."""
     found: list[dict[str, Any]] = []
-    for asked, other in pairs(configs, width):
-        known, variant = times[asked], as_run(other.variant, asked)
-        if variant in known and asked.variant in known:
+    for asked, other in both:
+        known, answer = times[asked], answered(asked, other)
+        if answer.variant in known and asked.variant in known:
             found.append({"batch": asked.batch, "page_size": asked.variant.page_size, "spec": asked.shape.spec.key(),
-                          "tuned_on": other.batch, "loss": known[variant] / known[asked.variant] - 1})  # fmt: skip
+                          "tuned_on": other.batch, "source": answer.source, "answer": answer.variant.key(),
+                          "loss": known[answer.variant] / known[asked.variant] - 1})  # fmt: skip
     return found
 
 
 def bucket_losses(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times]) -> list[Loss]:
-    """What shapes lose in the median by the winner of another of their very bucket, for each GPU model."""
-    groups: dict[tuple[str, BatchBucket], list[BestConfig]] = defaultdict(list)
+    """What shapes lose in the median by an answer from another of their very bucket, for each GPU model."""
+    groups: dict[str, list[BestConfig]] = defaultdict(list)
     for config in configs:
-        groups[config.gpu.name, config.shape.bucket].append(config)
-    found: dict[str, list[float]] = defaultdict(list)
-    for (name, _), alike in groups.items():
-        found[name] += (row["loss"] for row in losses(alike, times, BUCKET_WIDTH))
+        groups[config.gpu.name].append(config)
+    found = {name: [row["loss"] for row in losses(of_one_bucket(alike), times) if row["source"] == "bucket"]
+             for name, alike in groups.items()}  # fmt: skip
     return [Loss(name, "bucket", 0.0, len(each), statistics.median(each)) for name, each in found.items() if each]
 
 
@@ -98,14 +108,14 @@ def write_losses(path: str, found: Sequence[Loss]) -> None:
     write_configs(Exported(exported.configs, [*kept, *found]), path)
 
 
-def summary(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times], width: float) -> dict[str, Any]:
-    """How many shapes share a bucket of `width`, and what they lose."""
-    found = losses(configs, times, width)
+def summary(both: Sequence[tuple[BestConfig, BestConfig]], times: Mapping[BestConfig, Times]) -> dict[str, Any]:
+    """How many pairs share a bucket, and what is lost in it."""
+    found = losses(both, times)
     values = [row["loss"] for row in found]
     return {
-        "width": width,
-        "pairs": len(pairs(configs, width)),
+        "pairs": len(both),
         "timed": len(values),
+        "passed_over": sum(row["source"] != "bucket" for row in found),
         "median": statistics.median(values) if values else None,
         "worst": max(values, default=None),
         "worst_pairs": sorted(found, key=lambda row: -row["loss"])[:5],
@@ -113,7 +123,13 @@ def summary(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times], wi
 
 
 def recommended(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The widest bucket in which nothing loses 3 %, as do none narrower; None where nothing is known of width 2."""
+    """The widest bucket in which nothing loses 3 %, as in none narrower; None where there is none.
+
+    None, too, where nothing is known of the width that buckets have: of wider ones alone, and of a few narrower pairs,
+    nothing follows.
+    """
+    if not any(row["width"] == BUCKET_WIDTH and row["worst"] is not None for row in rows):
+        return None
     fit = list(itertools.takewhile(lambda row: row["worst"] is None or row["worst"] < WANTED, rows))
     known = [row["width"] for row in fit if row["worst"] is not None]
     return max(known, default=None)
@@ -126,7 +142,7 @@ def measured(configs: Sequence[BestConfig], gpu: Gpu, rounds: int) -> dict[BestC
     with contextlib.closing(command_executor(gpu)) as executor:
         racer = executor.racer or executor.worker
         for config in configs:
-            others = (as_run(other.variant, config) for asked, other in widest if asked == config)
+            others = (answered(config, other).variant for asked, other in widest if asked == config)
             valid = (v for v in (config.variant, *others) if why_invalid(v, config.shape.spec, gpu) is None)
             task = Task(config.shape.spec, Batch.parse(config.batch), config.variant.page_size)
             result = racer.submit(RaceJob(task, tuple(dict.fromkeys(valid)), rounds), RACE_LIMIT_S).result()
@@ -153,7 +169,10 @@ def main() -> None:
     else:
         times = trial_times(options.db, configs)
     configs = [c for c in configs if times[c].get(c.variant, 0.0) <= SLIP * min(times[c].values())]
-    rows = [summary(configs, times, width) for width in WIDTHS]
+    # Of as many tables as pairs, each would tell which shapes it lacks.
+    logging.getLogger("attention_tuner").setLevel(logging.ERROR)
+    rows = [{"width": width, **summary(pairs(configs, width), times)} for width in WIDTHS]
+    one_bucket = summary(of_one_bucket(configs), times)
     widest = recommended(rows)
     of_buckets = bucket_losses(configs, times)
     if options.into:
@@ -161,15 +180,18 @@ def main() -> None:
     record.write(options.out, {
         "losses": [asdict(loss) for loss in of_buckets],
         "wanted": WANTED, "recommended_width": widest, "measured": options.measure, "widths": rows,
+        "one_bucket": one_bucket,
         "shapes": [{"spec": c.shape.spec.key(), "page_size": c.variant.page_size, "batch": c.batch,
                     "summary": asdict(BatchSummary.of(Batch.parse(c.batch))), "best": c.variant.key(),
+                    "variants_timed": len(times[c]),
                     "times_ms": {variant.key(): ms for variant, ms in times[c].items()} if options.measure else None}
                    for c in configs],
     })  # fmt: skip
-    record.print_table(("width", "pairs", "timed", "median loss", "worst"), [
-        [f"{row['width']:.3g}", *(str(row[name]) for name in ("pairs", "timed")), percent(row["median"]),
-         percent(row["worst"])] for row in rows])
-    print("too little was tuned to tell" if widest is None else f"the widest below {WANTED:.0%}: {widest:.3g}")
+    record.print_table(("width", "pairs", "timed", "passed over", "median loss", "worst"), [
+        [name, *(str(row[count]) for count in ("pairs", "timed", "passed_over")), percent(row["median"]),
+         percent(row["worst"])]
+        for name, row in [*((f"{row['width']:.3g}", row) for row in rows), ("one bucket", one_bucket)]])
+    print(f"the widest below {WANTED:.0%}: {'none, or too little was tuned' if widest is None else f'{widest:.3g}'}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from ..kernel_templates.variant import Variant
 
 Source = Literal["exact", "bucket", "neighbour", "heuristic"]
 """Where an answer comes from: a config tuned on this very batch, on another one of its bucket, on the nearest bucket
-that has one which may answer there (`Chain`), or none."""
+that has one which may answer there (`Chain`), or none. Not all that is tuned may answer for others of its bucket
+(`heuristic.depends_on_rounds`)."""
 
 SOURCES: tuple[Source, ...] = get_args(Source)
 """The sources in the order in which they are asked, the best first."""
@@ -60,8 +61,9 @@ class Chain:
     """The fall-backs of a lookup: exact, bucket, neighbour, then the same on each GPU of `like`, then heuristic.
 
     A neighbour answers up to distance `reach` (`BatchBucket.distance`), unless its variant leaves keys whole
-    (`template.leaves_keys_whole`). `worst` is the last source that may answer:
-    where only a worse one could, the lookup raises `NotTunedError`. `like` names other GPUs, such as "NVIDIA H200" for
+    (`template.leaves_keys_whole`); one of the bucket itself, unless that makes it depend on the count of tiles
+    (`heuristic.depends_on_rounds`). `worst` is the last source that may answer: where only a worse one could, the
+    lookup raises `NotTunedError`. `like` names other GPUs, such as "NVIDIA H200" for
     an H100: of those with the asking GPU's compute capability, what was tuned may answer, as a neighbour at best. No
     GPU lends unless it is named here. Raises `InputError` for a `worst` that is no source, a `like` that is no list of
     names and a `reach` that is no distance.

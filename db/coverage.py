@@ -56,8 +56,8 @@ class Miss:
 class Coverage:
     """How many lookups each source answered, and the misses, the most frequent first and at most `MISSES`.
 
-    A miss is answered by a neighbour or the heuristic; one that a strict chain refused counts as what it would have
-    been answered by.
+    A miss is answered by a neighbour or the heuristic, and nothing is tuned for its bucket; one that a strict chain
+    refused counts as what it would have been answered by.
     """
 
     QUESTIONS: ClassVar[int] = 65536
@@ -74,7 +74,8 @@ class Coverage:
             source = known.answer.source
             counts["exact"] += known.exact_count
             counts[source] += known.count
-            if source in ("neighbour", "heuristic") and known.count:
+            # What was tuned for a bucket and answers for its own batch only would win it again.
+            if source in ("neighbour", "heuristic") and known.count and not known.exact:
                 before = missed[question].count if question in missed else 0
                 missed[question] = Miss(question, source, before + known.count)
         order = sorted(missed.values(), key=lambda miss: -miss.count)

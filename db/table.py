@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import logging
 import warnings
 from collections import defaultdict
@@ -111,12 +110,14 @@ class ConfigTable:
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
         """The variant to run for `asked`, always one that is valid here.
 
-        The nearest bucket's config comes first, where it is within reach and cuts keys or is of this very bucket;
-        within a bucket a fresh one before a stale one, then one for this very batch, then one of the earlier place (the
-        user's own before a shipped one), then one that passed the full check. Only configs of a GPU of this name and
-        size are considered, unless the chain names others. Raises `VariantError` when no variant can run at all, as
-        with a page size that is no multiple of 16, `NotTunedError` when the answer would come from further down than
-        the chain accepts, and `InputError` for what is no question.
+        The nearest bucket's config comes first, where it is within reach and cuts keys. One of this very bucket that
+        leaves keys whole answers for its own batch, and for others only where the count of their tiles is no matter
+        (`heuristic.depends_on_rounds`), or where the chain accepts nothing else. Within a bucket a fresh one comes
+        before a stale one, then one for this very batch, then one of the earlier place (the user's own before a shipped
+        one), then one that passed the full check. Only configs of a GPU of this name and size are considered, unless
+        the chain names others. Raises `VariantError` when no variant can run at all, as with a page size that is no
+        multiple of 16, `NotTunedError` when the answer would come from further down than the chain accepts, and
+        `InputError` for what is no question.
         """
         try:
             bucket = asked if isinstance(asked, BatchBucket) else BatchBucket.of(asked)
@@ -149,11 +150,14 @@ class ConfigTable:
         if len(self._asked) >= Coverage.QUESTIONS:
             # Far more than the buckets that an engine meets: what was asked is counted, and asked anew.
             self._coverage, self._asked = self.coverage(), {}
-        answers = list(self._answers(*question))
-        answer = answers[0]
-        exact = _exact(answers) if answer.source == "bucket" else {}
-        known = self._asked[question] = Asked(answer, exact, self._refusal(question, answer))
-        self._tell(question, answer)
+        spec, bucket, page_size, gpu = question
+        tuned = self._tuned(spec, page_size, gpu, None)
+        of_bucket = list(self._served(tuned.get(bucket, ()), bucket, gpu, 0.0))
+        answer = self._answer(question, of_bucket)
+        if of_bucket and not self.chain.accepts(answer.source):
+            answer = self._valued(of_bucket[0], gpu, None)
+        known = self._asked[question] = Asked(answer, _exact(of_bucket), self._refusal(question, answer))
+        self._tell(question, answer, is_tuned=bool(of_bucket))
         return known
 
     def _refusal(self, question: Question, answer: Answer) -> str | None:
@@ -163,7 +167,7 @@ class ConfigTable:
         return (f"nothing is tuned on {gpu.name} for bucket {bucket.key()} of layer {spec.key()} with pages of "
                 f"{page_size}: the answer would be of source {answer.source!r}, and accepted are {self.chain}")
 
-    def _tell(self, question: Question, answer: Answer) -> None:
+    def _tell(self, question: Question, answer: Answer, *, is_tuned: bool) -> None:
         """Log, once for each layer, page size, GPU and kind, that an answer is not of what was tuned, or is stale."""
         spec, bucket, page_size, gpu = question
         slot = Slot.of(spec, page_size, gpu)
@@ -171,7 +175,14 @@ class ConfigTable:
         if answer.stale and self._is_new(slot, "stale"):
             _log.warning("%s: what was tuned was measured with another kernel source, Triton or driver, and is served "
                          "until it is tuned again", where)
-        if answer.source in ("neighbour", "heuristic") and self._is_new(slot, answer.source, answer.lender):
+        if answer.source not in ("neighbour", "heuristic"):
+            return
+        if is_tuned:
+            if self._is_new(slot, "whole"):
+                _log.info("%s: what was tuned for bucket %s never cuts keys, and answers for the batch that it was "
+                          "tuned on; for the others %s does; others answered so are not told of", where, bucket.key(),
+                          answer.source)
+        elif self._is_new(slot, answer.source, answer.lender):
             names = {slot.gpu_name for place in self._places for slot in place.slots
                      if (slot.spec, slot.page_size) == (spec, page_size)}
             others = f" (it is on {', '.join(sorted(names - {gpu.name}))})" if names and gpu.name not in names else ""
@@ -185,23 +196,26 @@ class ConfigTable:
         self._told.add(kind)
         return len(self._told) > known
 
-    def _answers(self, spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[Answer]:
-        """The answers of the first link of the chain that has any, the best first."""
+    def _answer(self, question: Question, of_bucket: Sequence[Answer]) -> Answer:
+        """The answer for all batches of a bucket: the best one of the first link of the chain that has any."""
+        spec, bucket, page_size, gpu = question
+        from ..kernel_templates.heuristic import depends_on_rounds, heuristic_variant
+
         for lender in (None, *self.chain.like):
             tuned = self._tuned(spec, page_size, gpu, lender)
             for distance, near in _by_distance(tuned, bucket, self.chain.reach):
-                judged = sorted((each for held in near for each in self._judge(held, gpu)), key=_preference)
-                answers = (answer for each in judged if (answer := _serve(each, bucket, gpu, distance)))
-                # Of a neighbour's configs only the first is ever asked for.
-                found = list(answers if not distance else itertools.islice(answers, 1))
-                if found:
-                    yield from (self._valued(answer, gpu, lender) for answer in found)
-                    return
-        from ..kernel_templates.heuristic import heuristic_variant
-
+                is_known = lender is None and not distance
+                for answer in of_bucket if is_known else self._served(near, bucket, gpu, distance):
+                    if not depends_on_rounds(answer.variant, spec, bucket, gpu):
+                        return self._valued(answer, gpu, lender)
         nearest = min(map(bucket.distance, self._tuned(spec, page_size, gpu, None)), default=None)
         answer = Answer(heuristic_variant(spec, bucket, page_size, gpu), "heuristic", distance=nearest)
-        yield self._valued(answer, gpu, None)
+        return self._valued(answer, gpu, None)
+
+    def _served(self, near: Sequence[_Held], bucket: BatchBucket, gpu: Gpu, distance: float) -> Iterator[Answer]:
+        """The answers that rows at a distance from `bucket` give, the best first."""
+        judged = sorted((each for held in near for each in self._judge(held, gpu)), key=_preference)
+        return (answer for each in judged if (answer := _serve(each, bucket, gpu, distance)))
 
     def _valued(self, answer: Answer, gpu: Gpu, lender: str | None) -> Answer:
         """`answer` with the loss to expect, of which nothing is known where another GPU lends."""

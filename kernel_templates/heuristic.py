@@ -9,7 +9,7 @@ from .errors import VariantError
 from .gpu import Gpu
 from .limits import next_power_of_two, registers_of
 from .spec import AttentionSpec
-from .template import template_of, why_invalid
+from .template import leaves_keys_whole, template_of, why_invalid
 from .variant import Value, Variant
 
 _Table = tuple[tuple[Value, ...], ...]
@@ -49,6 +49,11 @@ _PERSISTENT_SHORT = ((64, 4, 3, 2, "heads", 2), (128, 4, 2, 2, "heads", 3))
 _TWO_LAUNCH = ((64, 64, 128, 4, 4, 3, 2, "heads"), (64, 64, 64, 4, 2, 3, 1, "items"))
 # Keys of a sequence of which so many as fill the GPU are best left whole: merging partial results would cost more.
 _FEW_KEYS = 2048
+# Tiles for each multiprocessor from which on what leaves keys whole may answer for a whole bucket. On an H200 it lost
+# up to 24 % on other batches of its bucket with 2 to 4, and 10 % on one with 8; sizes of buckets double, so 16 is next.
+_MANY_TILES = 12
+# Rows of a tile of long sequences, of all query heads.
+_TALL = 128
 MOST_WARPS = 8
 # Of the accumulator of one warp: compiled with twice as many, heads of 512 need kilobytes of stack.
 MOST_COLUMNS = 128
@@ -108,12 +113,35 @@ def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gp
 
 def _whole(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[tuple[Variant, ...]]:
     """For many sequences of few keys each, a program for each, with the numbers of vLLM's kernel."""
-    is_filled = bucket.short_seqs * spec.num_kv_heads >= gpu.num_sms
-    # Of the longest sequence, not of the mean: nothing evens them out.
-    has_few_keys = bucket.short_kv * bucket.short_skew <= _FEW_KEYS * bucket.short_seqs
-    if is_filled and has_few_keys and not bucket.has_part("long"):
+    if _is_filled_by_few_keys(spec, bucket, gpu) and not bucket.has_part("long"):
         values = {"block_m": _short_m(spec, bucket), "block_n": 32, "num_segments": 1, "num_warps": 4, "num_stages": 3}
         yield (Variant.of("unified", page_size, values),)
+
+
+def _is_filled_by_few_keys(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
+    """Whether short sequences of few keys each are as many as the GPU needs."""
+    is_filled = bucket.short_seqs * spec.num_kv_heads >= gpu.num_sms
+    # Of the longest sequence, not of the mean: nothing evens them out.
+    return is_filled and bucket.short_kv * bucket.short_skew <= _FEW_KEYS * bucket.short_seqs
+
+
+def depends_on_rounds(variant: Variant, spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
+    """Whether `variant` may have won a batch of `bucket` because the tiles of that batch happen to fill whole rounds.
+
+    So may one that leaves keys whole: others of the bucket have up to a factor of 2 more or fewer tiles, and the last
+    round keeps few multiprocessors busy. Not where tiles are so many that one round is little, nor where their lengths
+    differ by design, as of chunks with little context, nor where keys are so few that to cut them costs more. Of
+    batches with both parts nothing is known.
+    """
+    if not leaves_keys_whole(variant):
+        return False
+    if bucket.has_part("long"):
+        may_depend = not bucket.has_part("short") and bucket.long_kv > bucket.long_rows
+        tiles = bucket.long_rows * spec.num_q_heads // _TALL
+    else:
+        may_depend = not _is_filled_by_few_keys(spec, bucket, gpu)
+        tiles = bucket.short_seqs * spec.num_kv_heads
+    return may_depend and tiles < _MANY_TILES * gpu.num_sms
 
 
 def _hopper(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:

@@ -193,7 +193,7 @@ def test_the_winners_of_a_wide_bucket_race(
     times = script.measured(configs, configs[0].gpu, 8)
     assert [list(times[config].values()) for config in configs] == [[1.0, 2.0]] * 2
     assert [next(iter(times[config])) for config in configs] == [config.variant for config in configs]
-    assert [row["loss"] for row in script.losses(configs, times, 4.0)] == [1.0, 1.0]
+    assert [row["loss"] for row in script.losses(script.pairs(configs, 4.0), times)] == [1.0, 1.0]
 
 
 @using("leave_one_out")
@@ -212,10 +212,30 @@ def test_the_widest_bucket_is_told(
     assert [(row["width"], row["pairs"], row["worst"]) for row in found["widths"]] == [
         (pytest.approx(math.sqrt(2)), 0, None), (2.0, 0, None), (4.0, 2, pytest.approx(0.02)),
         (8.0, 2, pytest.approx(0.02))]
-    assert found["recommended_width"] == 8.0
+    assert (found["one_bucket"]["pairs"], found["recommended_width"]) == (0, None)
     widths = [{"width": width, "worst": worst} for width, worst in ((1.4, 0.0), (2.0, 0.01), (4.0, 0.05), (8.0, 0.02))]
     assert script.recommended(widths) == 2.0
+    assert script.recommended([widths[0], {**widths[1], "worst": 0.05}]) == 1.4
+    assert script.recommended([{**widths[0], "worst": 0.05}, widths[1]]) is None
     assert script.recommended(widths[2:]) is None
+    assert script.recommended([widths[0], {**widths[1], "worst": None}, {**widths[2], "worst": 0.0}]) is None
+
+
+@using("buckets")
+def test_what_may_not_answer_for_its_bucket_is_passed_over(script: ModuleType) -> None:
+    config = next(c for c in shipped_configs() if c.batch == "1x2048@30720" and c.variant.page_size == 16
+                  and c.shape.spec.num_q_heads == 32)  # fmt: skip
+    config = replace(config, variant=config.variant.replace(waves=0))
+    cut = replace(config, batch="1x1900@30720", variant=config.variant.replace(waves=2))
+    heuristic = script.answered(cut, config)
+    assert (heuristic.source, heuristic.config) == ("heuristic", None)
+    times = {cut: {cut.variant: 1.0, heuristic.variant: 1.1}, config: {cut.variant: 1.2, config.variant: 1.0}}
+    found = script.summary(script.of_one_bucket([config, cut]), times)
+    assert (found["pairs"], found["timed"], found["passed_over"]) == (2, 2, 1)
+    assert found["worst"] == pytest.approx(0.2)
+    # Only what a bucket answered says what to expect of a bucket.
+    (loss,) = script.bucket_losses([config, cut], times)
+    assert (loss.shapes, loss.loss) == (1, pytest.approx(0.2))
 
 
 @using("buckets")
@@ -248,10 +268,14 @@ def test_the_loss_of_a_bucket_is_written_to_an_export_and_expected(script: Modul
     assert (answer.source, answer.loss) == ("bucket", pytest.approx(0.025))
 
 
-def test_the_suite_of_buckets_has_three_of_one_bucket_and_one_of_the_next() -> None:
-    batches = list(named_batches(str(FOLDER / "suites" / "buckets.json")).values())
-    for middle, low, high, twice in zip(*(batches[at::4] for at in range(4)), strict=True):
-        assert BatchBucket.of(low) == BatchBucket.of(middle) == BatchBucket.of(high)
-        assert all(b in (0, 2 * a) or a == b == 1 for a, b in zip(
-            BatchBucket.of(middle).sizes, BatchBucket.of(twice).sizes, strict=True))
-        assert low.num_tokens < middle.num_tokens < high.num_tokens
+def test_the_suite_of_buckets_has_batches_of_one_bucket_and_of_the_next() -> None:
+    named = named_batches(str(FOLDER / "suites" / "buckets.json"))
+    assert len(named) == 20
+    for kind in ("decode", "long_decode", "verify", "chunk", "hybrid"):
+        middle = BatchBucket.of(named[kind])
+        others = {name: batch for name, batch in named.items() if name.startswith(f"{kind}_")}
+        if twice := others.pop(f"{kind}_twice", None):
+            assert all(b in (0, 2 * a) or a == b == 1 for a, b in
+                       zip(middle.sizes, BatchBucket.of(twice).sizes, strict=True))  # fmt: skip
+        assert len(others) >= 2
+        assert {BatchBucket.of(batch) for batch in others.values()} == {middle}

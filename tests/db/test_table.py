@@ -411,14 +411,68 @@ def test_that_answers_are_stale_is_logged_once(make_config: Make, caplog: pytest
     assert "measured with another kernel source, Triton or driver" in message
 
 
+def even(make_config: Make, batch: str, waves: int = 0) -> BestConfig:
+    config = make_config(batch)
+    return replace(config, variant=config.variant.replace(waves=waves, block_m=16, block_n=32))
+
+
 @pytest.mark.parametrize(("waves", "source"), [(0, "heuristic"), (2, "neighbour")])
 def test_what_leaves_keys_whole_answers_in_its_own_bucket_only(make_config: Make, waves: int, source: str):
-    even = make_config("64x1@16383")
-    even = replace(even, variant=even.variant.replace(waves=waves, block_m=16, block_n=32))
-    table = ConfigTable.of([even])
-    assert ask(table, even, "64x1@16000").source == "bucket"
+    config = even(make_config, "256x1@16383", waves)
+    table = ConfigTable.of([config])
+    assert ask(table, config, "256x1@16000").source == "bucket"
     # As many keys in all, of which one sequence has four times as many as the others.
-    assert ask(table, even, "1x1@65535,63x1@15603").source == source
+    assert ask(table, config, "1x1@65535,255x1@16190").source == source
+
+
+@pytest.mark.parametrize(
+    ("batch", "other", "source"),
+    [
+        # 4 tiles for each multiprocessor, then 16; few keys, of which to cut any costs more; a chunk beside them.
+        ("64x1@16383", "60x1@16383", "heuristic"),
+        ("256x1@16383", "240x1@16383", "bucket"),
+        ("64x1@1023", "60x1@1023", "bucket"),
+        ("1x512@16384,32x1@16383", "1x512@16384,30x1@16383", "bucket"),
+    ],
+)
+def test_what_leaves_keys_whole_answers_for_others_of_its_bucket_where_tiles_are_many(
+    make_config: Make, batch: str, other: str, source: str
+):
+    config = even(make_config, batch)
+    assert BatchBucket.of(Batch.parse(other)) == config.shape.bucket
+    table = ConfigTable.of([config])
+    assert ask(table, config, batch).source == "exact"
+    assert ask(table, config, other).source == source
+    assert table.lookup(config.shape.spec, config.shape.bucket, 16, config.gpu).source == source
+
+
+def test_what_leaves_keys_whole_is_passed_over_for_what_cuts_them(make_config: Make):
+    config, cut, near = even(make_config, "64x1@16383"), *(even(make_config, b, 2) for b in ("60x1@16383", "64x1@9000"))
+    slower = replace(cut, timing=replace(cut.timing, samples_ms=(2.0 * cut.timing.median_ms,)))
+    for others, batch in (([slower], "60x1@16383"), ([near], "64x1@9000"), ([near, slower], "60x1@16383")):
+        answer = ask(ConfigTable.of([config, *others]), config, "62x1@16383")
+        assert answer.config is not None
+        assert answer.config.batch == batch
+    # To say that nothing is tuned would be false.
+    for worst, source in (("bucket", "bucket"), ("neighbour", "bucket"), ("heuristic", "heuristic")):
+        table = ConfigTable.of([config], chain=Chain(worst))
+        assert ask(table, config, "62x1@16383").source == source
+    with pytest.raises(NotTunedError, match="of source 'bucket'"):
+        ask(ConfigTable.of([config], chain=Chain("exact")), config, "62x1@16383")
+
+
+def test_that_what_is_tuned_is_passed_over_is_logged_once_and_no_miss(
+    make_config: Make, caplog: pytest.LogCaptureFixture
+):
+    config = even(make_config, "64x1@16383")
+    table = ConfigTable.of([config, even(make_config, "64x4@16380")])
+    with caplog.at_level("INFO", logger="attention_tuner"):
+        for batch in ("62x1@16383", "62x1@16383", "64x1@16383", "62x4@16380"):
+            ask(table, config, batch)
+    (message,) = caplog.messages
+    assert "never cuts keys, and answers for the batch that it was tuned on; for the others heuristic does" in message
+    found = table.coverage()
+    assert (found.counts["heuristic"], found.counts["exact"], found.misses) == (3, 1, ())
 
 
 @pytest.mark.parametrize(("reach", "source"), [(2.9, "heuristic"), (3.0, "neighbour"), (math.inf, "neighbour")])

@@ -7,10 +7,11 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
-from attention_tuner.kernel_templates.heuristic import candidates, heuristic_variant
+from attention_tuner.kernel_templates.heuristic import candidates, depends_on_rounds, heuristic_variant
 from attention_tuner.kernel_templates.limits import registers_of
 from attention_tuner.kernel_templates.spec import HEAD_DIMS, AttentionSpec
 from attention_tuner.kernel_templates.template import leaves_keys_whole, why_invalid
+from attention_tuner.kernel_templates.variant import Variant
 
 SMALL = Gpu("small", (7, 5), 40, 64 * 1024, 0)
 GPUS = [*TARGETS.values(), INTERPRETER, SMALL]
@@ -150,6 +151,27 @@ def test_many_sequences_of_few_keys_are_left_whole(batch: str, whole: bool):
         first = candidates(spec, bucket, 16, TARGETS[gpu])[0]
         assert (first.template == "unified") is whole
         assert leaves_keys_whole(first) is whole
+
+
+@pytest.mark.parametrize(
+    ("num_segments", "batch", "depends"),
+    [
+        (1, "64x1@8191", True),
+        (16, "64x1@8191", False),
+        (1, "1x512@32000", True),
+        # Many tiles; few keys in tiles enough, and too few; a chunk beside them, one without context, and a large one.
+        (1, "256x1@8191", False),
+        (1, "64x1@1023", False),
+        (1, "8x1@1023", True),
+        (1, "1x512@512,64x1@8191", False),
+        (1, "1x1024@0", False),
+        (1, "1x8192@65536", False),
+    ],
+)
+def test_what_leaves_keys_whole_depends_on_the_count_of_tiles(num_segments: int, batch: str, depends: bool):
+    values = {"block_m": 16, "block_n": 32, "num_segments": num_segments, "num_warps": 4, "num_stages": 3}
+    variant, bucket = Variant.of("unified", 16, values), BatchBucket.of(Batch.parse(batch))
+    assert depends_on_rounds(variant, AttentionSpec(32, 8, 128), bucket, TARGETS["sm_90"]) is depends
 
 
 def test_on_hopper_units_are_drawn_where_lengths_differ():
