@@ -51,7 +51,9 @@ def database(tmp_path: Path) -> str:
     """Two chunks whose winners were timed on both, in a database and in an export beside it."""
     one, other = (config for config in shipped_configs() if config.batch in ("1x2048@30720", "1x512@32256")
                   and config.variant.page_size == 16 and config.shape.spec.num_q_heads == 32)
-    other = replace(other, variant=one.variant.replace(waves=3 - one.variant.number("waves")))
+    # Whatever won of late, these cut keys and so may answer for one another.
+    one, other = (replace(config, variant=one.variant.replace(waves=waves))
+                  for config, waves in ((one, 1), (other, 2)))  # fmt: skip
     export_json([one, other], tmp_path / "configs.json")
     with Store.open(tmp_path / "tuner.db") as store:
         store.put_best(one, other)
@@ -253,7 +255,8 @@ def test_shapes_share_a_bucket_where_no_size_is_further_apart(script: ModuleType
 @using("buckets")
 def test_the_loss_of_a_bucket_is_written_to_an_export_and_expected(script: ModuleType, tmp_path: Path) -> None:
     one = next(config for config in shipped_configs() if config.batch == "1x2048@30720")
-    other = replace(one, batch="1x1900@30720", variant=one.variant.replace(waves=3 - one.variant.number("waves")))
+    one = replace(one, variant=one.variant.replace(waves=1))
+    other = replace(one, batch="1x1900@30720", variant=one.variant.replace(waves=2))
     assert BatchBucket.of(Batch.parse(other.batch)) == one.shape.bucket
     times = {config: {one.variant: ms, other.variant: 1.02} for config, ms in ((one, 1.0), (other, 1.03 * 1.02))}
     (loss,) = script.bucket_losses([one, other], times)
