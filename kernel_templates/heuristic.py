@@ -21,8 +21,8 @@ _NAMES = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps",
 # For hybrid batches: block_m, block_n, decode_block_n (0 for one body), warps, stages, waves, the weight of a key in a
 # long tile, grid order, schedule.
 _HYBRID = (
-    (64, 64, 64, 4, 3, 2, 2, "items", "long_first"),
     (64, 64, 0, 4, 3, 2, 2, "heads", "interleaved"),
+    (64, 64, 64, 4, 3, 2, 2, "items", "long_first"),
     (64, 32, 64, 4, 3, 4, 2, "heads", "interleaved"),
     (64, 64, 128, 4, 2, 4, 2, "heads", "long_first"),
     (128, 64, 128, 4, 2, 2, 4, "items", "interleaved"),
