@@ -8,6 +8,7 @@ from dataclasses import replace
 from attention_tuner.db.lookup import shipped_configs
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
 from attention_tuner.kernel_templates.outcome import BestConfig
+from attention_tuner.kernel_templates.template import leaves_keys_whole
 
 LAYERS = 40
 
@@ -22,7 +23,9 @@ def batch(draw: random.Random) -> Batch:
 def configs(count: int, seed: int = 0) -> list[BestConfig]:
     """So many configs of an H200, each for a question of its own; their times and variants are those that ship."""
     draw = random.Random(seed)
-    shipped = [config for config in shipped_configs() if config.gpu.name == "NVIDIA H200"]
+    # What leaves keys whole does not answer for every bucket.
+    shipped = [config for config in shipped_configs()
+               if config.gpu.name == "NVIDIA H200" and not leaves_keys_whole(config.variant)]  # fmt: skip
     found: dict[tuple[object, ...], BestConfig] = {}
     while len(found) < count:
         asked = batch(draw)
