@@ -204,8 +204,9 @@ class ConfigTable:
         for lender in (None, *self.chain.like):
             tuned = self._tuned(spec, page_size, gpu, lender)
             for distance, near in _by_distance(tuned, bucket, self.chain.reach):
-                is_known = lender is None and not distance
-                for answer in of_bucket if is_known else self._served(near, bucket, gpu, distance):
+                is_own_bucket = lender is None and not distance
+                # Of a neighbour `_serve` has sorted out all that leaves keys whole.
+                for answer in of_bucket if is_own_bucket else self._served(near, bucket, gpu, distance):
                     if not depends_on_rounds(answer.variant, spec, bucket, gpu):
                         return self._valued(answer, gpu, lender)
         nearest = min(map(bucket.distance, self._tuned(spec, page_size, gpu, None)), default=None)

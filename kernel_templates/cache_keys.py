@@ -1,8 +1,9 @@
 """Makes the keys of Triton's cache the same in every process, whatever each has compiled before.
 
-Until Triton 3.7 the key of a kernel holds the global constants of a function that it calls only if that function's own
+Before Triton 3.8 the key of a kernel holds the global constants of a function that it calls only if that function's own
 key was known by then, as it is when another kernel that calls it came first. So a process that measures would not find
-what other processes compiled for it.
+what other processes compiled for it. (Constants of one name in two modules must have one value: their order there is by
+address.)
 """
 
 # pyright: basic
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from triton.runtime.jit import JITCallable
@@ -42,7 +44,7 @@ def _called(function: Any) -> Iterator[Any]:
         value = known.get(name)
         if isinstance(value, JITCallable):
             yield value
-        for attribute in code.co_names if hasattr(value, "__path__") or hasattr(value, "__file__") else ():
+        for attribute in code.co_names if isinstance(value, ModuleType) else ():
             found = getattr(value, attribute, None)
             if isinstance(found, JITCallable):
                 yield found

@@ -52,7 +52,7 @@ _FEW_KEYS = 2048
 # Tiles for each multiprocessor from which on what leaves keys whole may answer for a whole bucket. On an H200 it lost
 # up to 24 % on other batches of its bucket with 2 to 4, and 10 % on one with 8; sizes of buckets double, so 16 is next.
 _MANY_TILES = 12
-# Rows of a tile of long sequences, of all query heads.
+# Rows of a tile of long sequences, of all query heads, whatever the variant's: as many as most have.
 _TALL = 128
 MOST_WARPS = 8
 # Of the accumulator of one warp: compiled with twice as many, heads of 512 need kilobytes of stack.
@@ -128,7 +128,7 @@ def _is_filled_by_few_keys(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -
 def depends_on_rounds(variant: Variant, spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
     """Whether `variant` may have won a batch of `bucket` because the tiles of that batch happen to fill whole rounds.
 
-    So may one that leaves keys whole: others of the bucket have up to a factor of 2 more or fewer tiles, and the last
+    Only one that leaves keys whole may: others of the bucket have up to a factor of 2 more or fewer tiles, and the last
     round keeps few multiprocessors busy. Not where tiles are so many that one round is little, nor where their lengths
     differ by design, as of chunks with little context, nor where keys are so few that to cut them costs more. Of
     batches with both parts nothing is known.

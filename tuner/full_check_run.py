@@ -156,8 +156,9 @@ def sanitize(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> CaseResult:
 def _sanitized(status: int, said: list[str]) -> CaseResult:
     """What came of a process of such an exit status and lines.
 
-    The process tells what it found itself, so that its status says only what the tool did. One that is over before it
-    launches says nothing of the variant: the tool may not be allowed to attach, or have no memory.
+    The process itself writes what it found, so that its status says only what the tool did. One that is over before it
+    launches says nothing of the variant: the tool may not be allowed to attach, or have no memory. What ends it after
+    that is held against the variant, an exception too.
     """
     name = sanitizer_case().name
     # The tool's own lines begin with these signs.

@@ -29,7 +29,9 @@ from attention_tuner.kernel_templates import attention
 from attention_tuner.kernel_templates.cache_keys import settle_cache_keys
 from attention_tuner.kernel_templates.fused_launch import FusedLauncher
 settle_cache_keys(object.__new__(FusedLauncher))
-print(attention.attention_kernel.hash is not None, attention.attend.hash is not None)
+def constants(function):
+    return {name for name, _ in function.used_global_vals}
+print(attention.attention_kernel.hash is not None, constants(attention.attend) <= constants(attention.attention_kernel))
 """
 
 
