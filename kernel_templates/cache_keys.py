@@ -16,7 +16,17 @@ from typing import Any
 
 from triton.runtime.jit import JITCallable
 
-from .launch import Launcher
+from .gpu import Gpu
+from .launch import Launcher, make_launcher
+from .spec import AttentionSpec
+from .variant import Variant
+
+
+def settled_launcher(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> Launcher:
+    """As `make_launcher`, for a process that compiles or launches: its kernels have the keys that others give them."""
+    launcher = make_launcher(variant, spec, gpu)
+    settle_cache_keys(launcher)
+    return launcher
 
 
 def settle_cache_keys(launcher: Launcher) -> None:

@@ -21,10 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from .batch import Batch
-from .cache_keys import settle_cache_keys
+from .cache_keys import settled_launcher
 from .errors import TunerError
 from .gpu import Gpu
-from .launch import Launcher, Tensors, make_launcher, query_start_locs
+from .launch import Launcher, Tensors, query_start_locs
 from .outcome import StaticFacts
 from .spec import AttentionSpec
 from .variant import Variant
@@ -58,8 +58,7 @@ def compile_variant(
     """
     if knobs.runtime.interpret:
         raise TunerError("a process that interprets Triton kernels cannot compile them")
-    launcher = make_launcher(variant, spec, gpu)
-    settle_cache_keys(launcher)
+    launcher = settled_launcher(variant, spec, gpu)
     launcher.compile_only = True
     driver.set_active(_TargetDriver(gpu))  # pyright: ignore[reportArgumentType]
     launcher.plan(batch, "cpu")

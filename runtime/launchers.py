@@ -11,12 +11,12 @@ import torch
 
 from ..db.lookup import lookup
 from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket, BatchSummary
-from ..kernel_templates.cache_keys import settle_cache_keys
+from ..kernel_templates.cache_keys import settled_launcher
 from ..kernel_templates.device import present_gpu
 from ..kernel_templates.errors import GpuError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.heuristic import candidates
-from ..kernel_templates.launch import Launcher, make_launcher
+from ..kernel_templates.launch import Launcher
 from ..kernel_templates.limits import next_power_of_two
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import template_of
@@ -110,8 +110,7 @@ class Launchers:
         return launcher
 
     def _make(self, variant: Variant) -> Launcher:
-        launcher = make_launcher(variant, self._spec, self._place.gpu)
-        settle_cache_keys(launcher)
+        launcher = settled_launcher(variant, self._spec, self._place.gpu)
         launcher.workspace = self.workspace
         launcher.fixed_split = FIXED_SPLIT if self._usual else None
         return launcher

@@ -13,12 +13,12 @@ from dataclasses import asdict
 import torch
 
 from ..kernel_templates.batch import Batch
-from ..kernel_templates.cache_keys import settle_cache_keys
+from ..kernel_templates.cache_keys import settled_launcher
 from ..kernel_templates.device import present_gpu
 from ..kernel_templates.errors import BatchError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.inputs import make_tensors
-from ..kernel_templates.launch import Launcher, Tensors, make_launcher
+from ..kernel_templates.launch import Launcher, Tensors
 from ..kernel_templates.outcome import CaseResult, Check
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
@@ -75,9 +75,7 @@ def run_case(variant: Variant, case: Case, gpu: Gpu, checker: Checker | None) ->
     try:
         if checker is None:
             raise torch.OutOfMemoryError
-        launcher = make_launcher(variant, checker.spec, gpu)
-        settle_cache_keys(launcher)
-        check, reason = _launched(launcher, checker, case)
+        check, reason = _launched(settled_launcher(variant, checker.spec, gpu), checker, case)
     except torch.OutOfMemoryError:
         if not case.needs_gpu:
             raise

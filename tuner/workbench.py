@@ -8,12 +8,12 @@ from collections.abc import Callable, Hashable
 import torch
 
 from ..kernel_templates.batch import minimum_traffic
-from ..kernel_templates.cache_keys import settle_cache_keys
+from ..kernel_templates.cache_keys import settled_launcher
 from ..kernel_templates.device import present_uuid
 from ..kernel_templates.errors import GpuError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.inputs import make_tensors
-from ..kernel_templates.launch import Launcher, Tensors, make_launcher
+from ..kernel_templates.launch import Launcher, Tensors
 from ..kernel_templates.outcome import Regime, Timed, Wrong
 from ..kernel_templates.variant import Variant
 from .check import Checker
@@ -54,8 +54,7 @@ class Workbench:
 
         Its grid is that of the regime: as an engine would capture it, or just what the batch needs.
         """
-        launcher = make_launcher(variant, self.task.spec, self.gpu)
-        settle_cache_keys(launcher)
+        launcher = settled_launcher(variant, self.task.spec, self.gpu)
         launcher.padded = regime.capture == "graph" and not self.gpu.is_interpreter
         return launcher, plan_ms(launcher, self.task.batch, self.device)
 

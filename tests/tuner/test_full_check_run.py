@@ -78,7 +78,7 @@ class EagerLauncher(Launcher):
 
 
 def result(monkeypatch: pytest.MonkeyPatch, launcher: Launcher, case: Case) -> tuple[str, str]:
-    monkeypatch.setattr(full_check_run, "make_launcher", lambda *_: launcher)
+    monkeypatch.setattr(full_check_run, "settled_launcher", lambda *_: launcher)
     found = run_case(VARIANT, case, INTERPRETER, make_checker(SPEC, 16, case, "cpu"))
     assert found.name == case.name
     return found.state, found.reason
@@ -196,7 +196,7 @@ def said_by(monkeypatch: pytest.MonkeyPatch, status: int, stdout: str, stderr: s
 def test_what_the_watched_process_found_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str, expected: str
 ) -> None:
-    monkeypatch.setattr(full_check_run, "make_launcher", lambda *_: EagerLauncher(fault))
+    monkeypatch.setattr(full_check_run, "settled_launcher", lambda *_: EagerLauncher(fault))
     status = 0
     try:
         run_sanitized(SPEC.key(), VARIANT.key())
