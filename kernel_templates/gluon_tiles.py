@@ -19,6 +19,8 @@ from .gluon_compat import barrier
 
 # Rows of one consumer: what one warpgroup product takes.
 ROWS: gl.constexpr = gl.constexpr(64)
+# Threads of one consumer.
+THREADS: gl.constexpr = gl.constexpr(128)
 # The first of two hardware barriers that Triton does not use.
 FREE_BARRIER: gl.constexpr = gl.constexpr(8)
 
@@ -70,18 +72,6 @@ def softmax(scores, row_max, row_sums, qk_scale, DTYPE: gl.constexpr, BLOCK_N: g
 
 
 @gluon.jit
-def clear_unwritten(v_tile, num_written, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Zero the values of slots that were never written: a probability of 0 does not cancel a NaN."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
-    key = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, layout))
-    v = v_tile.load(layout)
-    v_tile.store(gl.where((key < num_written)[:, None], v, 0.0).to(v.dtype))
-    fence_async_shared()
-    # Triton puts a barrier before the next product that may read this, which else is one of each turn of a loop.
-    barrier()
-
-
-@gluon.jit
 def pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES: gl.constexpr):
     """Let a tile go by that the other consumer uses: who skipped its barriers would mistake a later phase for it."""
     stage = count % STAGES
@@ -93,36 +83,68 @@ def pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def scores_of(stage, phase, q_tile, k_ring, k_full, k_empty, BLOCK_N: gl.constexpr):
+    """The product of q and the keys of a stage, which is free then."""
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=product_layout(BLOCK_N))
+    mbarrier.wait(k_full.index(stage), phase)
+    scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    return scores
+
+
+@gluon.jit
+def shrunk(acc, shrink, p, DTYPE: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """The accumulator in terms of the new maxima, and the probabilities as a product takes them."""
+    layout: gl.constexpr = product_layout(HEAD_DIM)
+    p = gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2))
+    return acc * gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None], p
+
+
+@gluon.jit
+def add_values(acc, p, stage, phase, v_ring, v_full, v_empty):
+    """`acc` and the product of probabilities and the values of a stage, which is free then."""
+    mbarrier.wait(v_full.index(stage), phase)
+    next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[next_acc])
+    mbarrier.arrive(v_empty.index(stage), count=1)
+    return acc
+
+
+@gluon.jit
+def clear_unwritten(v_tile, v_full, phase, num_written, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Zero the values of slots that were never written: a probability of 0 does not cancel a NaN.
+
+    Each consumer of a long sequence writes the same zeros.
+    """
+    mbarrier.wait(v_full, phase)
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    key = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, layout))
+    v = v_tile.load(layout)
+    v_tile.store(gl.where((key < num_written)[:, None], v, 0.0).to(v.dtype))
+    fence_async_shared()
+    # Without this one Triton puts a barrier into each turn of a loop, before the product that reads what was stored.
+    barrier()
+
+
+@gluon.jit
 def fold(
     state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top, position,
     qk_scale,
     BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fold tile j into `state` (see `no_tiles`), one step after the other."""
-    score_layout: gl.constexpr = product_layout(BLOCK_N)
-    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
-    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
-    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
     acc, row_max, row_sums = state
     stage = (count + j) % STAGES
     phase = ((count + j) // STAGES) & 1
-    mbarrier.wait(k_full.index(stage), phase)
-    scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    mbarrier.arrive(k_empty.index(stage), count=1)
+    scores = scores_of(stage, phase, q_tile, k_ring, k_full, k_empty, BLOCK_N)
     if j < num_masked:
-        scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, score_layout)
+        scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, product_layout(BLOCK_N))
     p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, v_ring.dtype, BLOCK_N)
-    p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
-    mbarrier.wait(v_full.index(stage), phase)
+    acc, p = shrunk(acc, shrink, p, v_ring.dtype, HEAD_DIM)
     if (j == 0) & (unwritten > 0):
-        # Each consumer of a long sequence writes the same zeros.
-        clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
-    next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[next_acc])
-    mbarrier.arrive(v_empty.index(stage), count=1)
-    return acc, row_max, row_sums
+        clear_unwritten(v_ring.index(stage), v_full.index(stage), phase, BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
+    return add_values(acc, p, stage, phase, v_ring, v_full, v_empty), row_max, row_sums
 
 
 @gluon.jit
@@ -148,9 +170,9 @@ def attend_short(
 
 
 @gluon.constexpr_function
-def turning(action: str, barrier: int) -> str:
-    """PTX by which the threads of two warpgroups meet at a barrier: those that wait, and those that only arrive."""
-    return f"bar.{action} {barrier}, 256; mov.b32 $0, $1;"
+def turning(action: str, number: int, threads: int) -> str:
+    """PTX by which so many threads meet at a barrier: those that wait, and those that only arrive."""
+    return f"bar.{action} {number}, {threads}; mov.b32 $0, $1;"
 
 
 @gluon.jit
@@ -159,9 +181,9 @@ def turn(ACTION: gl.constexpr, WARPGROUP: gl.constexpr):
 
     Turns alternate, over all units. Who gave two in a row would take the place of who waits, and hang both.
     """
-    token = gl.full([128], 0, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    gl.inline_asm_elementwise(turning(ACTION, FREE_BARRIER + WARPGROUP), "=r,r", [token], dtype=gl.int32,
-                              is_pure=False, pack=1)
+    token = gl.full([THREADS], 0, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(turning(ACTION, FREE_BARRIER + WARPGROUP, 2 * THREADS), "=r,r", [token],
+                              dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -175,10 +197,6 @@ def attend_long(
     While a consumer's products run, the other one does its softmax; both consumers do as many tiles in turns. (ptxas
     moves a softmax past the wait for any product of its own warpgroup, so that it would overlap nothing without turns.)
     """
-    score_layout: gl.constexpr = product_layout(BLOCK_N)
-    acc_layout: gl.constexpr = product_layout(HEAD_DIM)
-    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc_layout, k_width=2)
-    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=score_layout)
     # Tiles that are folded one step after the other; the one after them may be masked too, no other.
     ahead = gl.maximum(num_masked - 1, 0)
     for j in range(ahead):
@@ -189,17 +207,13 @@ def attend_long(
     acc, row_max, row_sums = state
     stage = (count + ahead) % STAGES
     phase = ((count + ahead) // STAGES) & 1
-    mbarrier.wait(k_full.index(stage), phase)
-    scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    scores = mask(scores, top - ahead * BLOCK_N, position, BLOCK_N, score_layout)
+    scores = scores_of(stage, phase, q_tile, k_ring, k_full, k_empty, BLOCK_N)
+    scores = mask(scores, top - ahead * BLOCK_N, position, BLOCK_N, product_layout(BLOCK_N))
     p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, v_ring.dtype, BLOCK_N)
-    p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
+    acc, p = shrunk(acc, shrink, p, v_ring.dtype, HEAD_DIM)
     if (ahead == 0) & (unwritten > 0):
-        mbarrier.wait(v_full.index(stage), phase)
-        clear_unwritten(v_ring.index(stage), BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
+        clear_unwritten(v_ring.index(stage), v_full.index(stage), phase, BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=product_layout(BLOCK_N))
     for j in range(ahead + 1, num_tiles):
         last_stage = stage
         last_phase = phase
@@ -216,10 +230,5 @@ def attend_long(
         p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, v_ring.dtype, BLOCK_N)
         acc = warpgroup_mma_wait(0, deps=[next_acc])
         mbarrier.arrive(v_empty.index(last_stage), count=1)
-        p = gl.convert_layout(p.to(v_ring.dtype), p_layout)
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc_layout))[:, None]
-    mbarrier.wait(v_full.index(stage), phase)
-    next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[next_acc])
-    mbarrier.arrive(v_empty.index(stage), count=1)
-    return acc, row_max, row_sums
+        acc, p = shrunk(acc, shrink, p, v_ring.dtype, HEAD_DIM)
+    return add_values(acc, p, stage, phase, v_ring, v_full, v_empty), row_max, row_sums

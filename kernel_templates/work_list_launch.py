@@ -240,13 +240,11 @@ class WorkListLauncher(Launcher):
 
     def _start_items(self, tensors: Tensors, constants: KernelConstants, num_items: int, part: str = "") -> None:
         """Start the attention kernel on `num_items` items, of one `part` only or of all."""
+        # More items than a grid has rows come in the other order, whatever the variant asks for.
+        heads_first = constants.heads_first and num_items <= MOST_ROWS_OF_A_GRID
         grid = (num_items, self.spec.num_kv_heads)
-        if constants.heads_first and num_items > MOST_ROWS_OF_A_GRID:
-            raise BatchError(f"{num_items} items are more than a grid has rows; accepted are {MOST_ROWS_OF_A_GRID}, "
-                             "or a variant with order=items")
-        only = {"PART": part, "HEADS_FIRST": constants.heads_first}
-        self.start(attention_kernel, grid[::-1] if constants.heads_first else grid,
-                   self._arguments(tensors, constants), self._compile_time(tensors, constants) | only)
+        self.start(attention_kernel, grid[::-1] if heads_first else grid, self._arguments(tensors, constants),
+                   self._compile_time(tensors, constants) | {"PART": part, "HEADS_FIRST": heads_first})
 
     def _arguments(self, t: Tensors, constants: KernelConstants) -> tuple[Any, ...]:
         """The arguments of an attention kernel."""

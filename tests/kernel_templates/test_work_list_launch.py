@@ -46,16 +46,15 @@ def test_batches_in_turn_need_new_room_only_at_first():
     assert rooms[1] == rooms[2] == rooms[3] != rooms[0]
 
 
-def test_more_items_than_a_grid_has_rows_are_refused():
-    variant = Variant.of("fused", 16, GRID_BY_HEADS | {"waves": 0})
-    launcher = make_launcher(variant, AttentionSpec(16, 1, 64, "float16"), INTERPRETER)
-    launcher.compile_only = True
-    launcher.start = lambda *_: None
-    tensors = Checker(AttentionSpec(16, 1, 64, "float16"), Batch.parse("1x1@5"), 16, "cpu").tensors
-    launcher.plan(Batch.parse("1x65536@0"), "cpu")
-    with pytest.raises(BatchError, match="65536 items are more than a grid has rows; accepted are 65535"):
-        launcher.run(tensors)
-    make_launcher(variant.replace(order="items"), AttentionSpec(16, 1, 64, "float16"), INTERPRETER)
+@pytest.mark.parametrize(("num_items", "grid"), [(65_535, (1, 65_535)), (65_536, (65_536, 1))])
+def test_more_items_than_a_grid_has_rows_come_one_after_the_other_instead(num_items: int, grid: tuple[int, int]):
+    spec = AttentionSpec(16, 1, 64, "float16")
+    launcher = make_launcher(Variant.of("fused", 16, GRID_BY_HEADS | {"waves": 0}), spec, INTERPRETER)
+    started: list[tuple[tuple[int, ...], bool]] = []
+    launcher.start = lambda kernel, grid, arguments, constants: started.append((grid, constants["HEADS_FIRST"]))
+    launcher.plan(Batch.parse(f"1x{num_items}@0"), "cpu")
+    launcher.run(Checker(spec, Batch.parse("1x1@5"), 16, "cpu").tensors)
+    assert started == [(grid, grid[0] == 1)]
 
 
 SPLIT = Variant.of("unified", 16, VALUES | {"num_segments": 4})
