@@ -27,8 +27,8 @@ COMPILER = __name__.removesuffix("tuner.compile") + "kernel_templates.compiler"
 
 
 def default_processes() -> int:
-    """All CPU cores but two, which measuring and the search need."""
-    return max(1, (os.cpu_count() or 1) - 2)
+    """All CPU cores that this process may use but two, which measuring and the search need."""
+    return max(1, len(os.sched_getaffinity(0)) - 2)
 
 
 class CompilePool:

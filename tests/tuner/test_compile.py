@@ -88,8 +88,12 @@ def test_results_wait_no_longer_than_asked_and_no_longer_than_one_takes() -> Non
     assert time.monotonic() - start < 5
 
 
-def test_two_cores_are_left() -> None:
-    assert default_processes() == max(1, (os.cpu_count() or 1) - 2)
+@pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 1), (16, 14)])
+def test_two_of_the_cores_that_the_process_may_use_are_left(
+    cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert default_processes() == processes
 
 
 def test_a_variant_is_compiled_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
