@@ -22,9 +22,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import record
-from leave_one_out import RACE_LIMIT_S, Times, percent, trial_times
+from leave_one_out import RACE_LIMIT_S, Times, percent, trial_times, write_losses
 
-from attention_tuner.db import Answer, ConfigTable, Exported, Store, read_configs, write_configs
+from attention_tuner.db import Answer, ConfigTable, Store
 from attention_tuner.db.losses import Loss
 from attention_tuner.kernel_templates.batch import Batch, BatchSummary
 from attention_tuner.kernel_templates.gpu import Gpu
@@ -98,14 +98,6 @@ def bucket_losses(configs: Sequence[BestConfig], times: Mapping[BestConfig, Time
     found = {name: [row["loss"] for row in losses(of_one_bucket(alike), times) if row["source"] == "bucket"]
              for name, alike in groups.items()}  # fmt: skip
     return [Loss(name, "bucket", 0.0, len(each), statistics.median(each)) for name, each in found.items() if each]
-
-
-def write_losses(path: str, found: Sequence[Loss]) -> None:
-    """Put these losses in the place of those of the same source and GPU model in an export."""
-    exported = read_configs(path)
-    replaced = {(loss.gpu_name, loss.source) for loss in found}
-    kept = [loss for loss in exported.losses if (loss.gpu_name, loss.source) not in replaced]
-    write_configs(Exported(exported.configs, [*kept, *found]), path)
 
 
 def summary(both: Sequence[tuple[BestConfig, BestConfig]], times: Mapping[BestConfig, Times]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Times are those of the trials in the databases given with `--db`, or of the tasks of a `--recording`, which knows every
 variant of its grid; with `--measure`, on a GPU, the answer, the best known variant and the default race anew. Rows say
-for several reaches how far a neighbour should answer before the heuristic.
+for several reaches how far a neighbour should answer before the heuristic. `--into` writes what a lookup is to expect of
+answers for shapes that were not tuned to the losses of an export.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Any
 
 import record
 
-from attention_tuner.db import Chain, Store, read_configs, shipped_configs
+from attention_tuner.db import Chain, Exported, Store, read_configs, shipped_configs, write_configs
 from attention_tuner.db.answer import REACH
-from attention_tuner.db.losses import LeftOut, leave_one_out, pooled
+from attention_tuner.db.losses import LeftOut, Loss, leave_one_out, pooled
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import Gpu
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--configs", metavar="EXPORT", help="the configs to leave out, by default those that ship")
     parser.add_argument("--measure", action="store_true", help="race each answer on the GPU that is here")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of each race")
+    parser.add_argument("--into", metavar="EXPORT", help="a JSON export to write the losses to")
     options: argparse.Namespace = parser.parse_args()
     if not options.db and not options.measure and not options.recording:
         sys.exit("this needs --db, --recording, or --measure and a GPU")
@@ -159,10 +161,13 @@ def main() -> None:
     logging.getLogger("attention_tuner").setLevel(logging.ERROR)
     by_reach = {reach: leave_one_out(configs, times.__getitem__, Chain(reach=reach)) for reach in REACHES}
     chosen = by_reach[REACH]
+    expected = pooled(chosen)
+    if options.into:
+        write_losses(options.into, expected)
     found: dict[str, Any] = {
         "databases": len(options.db), "recording": options.recording, "reach": REACH,
         "by_reach": [summary(reach, left_out) for reach, left_out in by_reach.items()],
-        "losses": [asdict(loss) for loss in pooled(chosen)],
+        "losses": [asdict(loss) for loss in expected],
         "least_default_over_answer": least_over_default(chosen, times),
         "shapes": [shape(each, times[each.config]) for each in chosen],
     }  # fmt: skip
@@ -171,6 +176,14 @@ def main() -> None:
             row["race"] = race
     record.write(options.out, found)
     show(found)
+
+
+def write_losses(path: str, found: Sequence[Loss]) -> None:
+    """Put these losses in the place of those of the same source and GPU model in an export."""
+    exported = read_configs(path)
+    replaced = {(loss.gpu_name, loss.source) for loss in found}
+    kept = [loss for loss in exported.losses if (loss.gpu_name, loss.source) not in replaced]
+    write_configs(Exported(exported.configs, [*kept, *found]), path)
 
 
 def percent(value: float | None) -> str:
