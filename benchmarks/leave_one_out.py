@@ -2,8 +2,8 @@
 
 Times are those of the trials in the databases given with `--db`, or of the tasks of a `--recording`, which knows every
 variant of its grid; with `--measure`, on a GPU, the answer, the best known variant and the default race anew. Rows say
-for several reaches how far a neighbour should answer before the heuristic. `--into` writes what a lookup is to expect of
-answers for shapes that were not tuned to the losses of an export.
+for several reaches how far a neighbour should answer before the heuristic. `--into` writes what a lookup is to expect
+of answers for shapes that were not tuned to the losses of an export.
 """
 
 from __future__ import annotations

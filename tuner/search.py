@@ -99,6 +99,11 @@ class Search:
             return None
         return next((variant for variant in (*self._first, *self.timed) if variant in self.timed), None)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a variant to measure, compiled or not."""
+        return bool(self._ready or self._waiting or self._proven)
+
     def reuse(self) -> None:
         """Take over the stored trials that still hold."""
         run, result = self.run, self.result
@@ -151,7 +156,7 @@ class Search:
         self.run.listener.started(self.task, len(self._valid), self.result.reused)
         self.look_around()
         self.ask_ahead()
-        if self._ready or self._waiting or self._proven:
+        if self.has_begun:
             self._prepare(late)
         while not self._is_over:
             outcome = self._land()

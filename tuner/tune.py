@@ -92,10 +92,13 @@ class Searches:
 def _tune(searches: Searches, run: Run, tasks_left: int) -> TaskResult:
     executor, start = run.executor, run.executor.clock()
     full_start = executor.pool.full_seconds if executor.pool else 0.0
-    seconds = run.seconds_left / tasks_left
     search = searches.take()
-    search_end = start + seconds - min(RACE_SHARE * seconds, RACE_LIMIT_S)
-    _find(search, search_end, start + seconds, searches.begin_next)
+    if search.has_begun:
+        # For the first task the process is only starting, which takes its time from all of them.
+        executor.worker.ready(run.seconds_left)
+    seconds, begun = run.seconds_left / tasks_left, executor.clock()
+    search_end = begun + seconds - min(RACE_SHARE * seconds, RACE_LIMIT_S)
+    _find(search, search_end, begun + seconds, searches.begin_next)
     result = search.result
     if executor.racer is not None:
         executor.racer.free()

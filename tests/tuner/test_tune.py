@@ -158,6 +158,12 @@ def test_the_budget_is_kept_and_divided_fairly(bench: Bench, seconds: float) -> 
     assert sum(result.seconds for result in results) == pytest.approx(bench.clock() - start)
 
 
+def test_starting_the_process_takes_its_time_from_all_tasks(bench: Bench) -> None:
+    bench.worker.start_cost = 20.0
+    results = tune([TASK, OTHER], GPU, bench.store, Settings(trials=10_000, seconds=60.0), bench.executor)
+    assert results[0].tried >= 0.7 * results[1].tried
+
+
 def test_time_that_a_task_leaves_goes_to_the_next(bench: Bench) -> None:
     tune([TASK], GPU, bench.store, Settings(trials=40), bench.executor)
     bench.restart()
