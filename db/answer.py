@@ -61,11 +61,11 @@ class Chain:
     """The fall-backs of a lookup: exact, bucket, neighbour, then the same on each GPU of `like`, then heuristic.
 
     A neighbour answers up to distance `reach` (`BatchBucket.distance`), unless its variant leaves keys whole
-    (`template.leaves_keys_whole`); one of the bucket itself, unless that makes it depend on the count of tiles
-    (`heuristic.depends_on_rounds`). `worst` is the last source that may answer: where only a worse one could, the
-    lookup raises `NotTunedError`. `like` names other GPUs, such as "NVIDIA H200" for
-    an H100: of those with the asking GPU's compute capability, what was tuned may answer, as a neighbour at best. No
-    GPU lends unless it is named here. Raises `InputError` for a `worst` that is no source, a `like` that is no list of
+    (`template.leaves_keys_whole`) or its short sequences have another skew; one of the bucket itself, unless that makes
+    it depend on the count of tiles (`heuristic.depends_on_rounds`). `worst` is the last source that may answer: where
+    only a worse one could, the lookup raises `NotTunedError`. `like` names other GPUs, such as "NVIDIA H200" for an
+    H100: of those with the asking GPU's compute capability, what was tuned may answer, as a neighbour at best. No GPU
+    lends unless it is named here. Raises `InputError` for a `worst` that is no source, a `like` that is no list of
     names and a `reach` that is no distance.
     """
 

@@ -289,17 +289,23 @@ def _is_stale(measured: Environment, present: Environment) -> bool:
 def _by_distance(tuned: _Tuned, bucket: BatchBucket, reach: float) -> Iterator[tuple[float, Sequence[_Held]]]:
     """The rows for `bucket`, then those at each distance up to `reach`, nearest first.
 
-    Left out are rows tuned without a part that is asked.
+    Left out are rows tuned without a part that is asked, and with short sequences of another skew: lengths that differ
+    are cut otherwise.
     """
     if bucket in tuned:
         yield 0.0, tuned[bucket]
-    needed = [part for part in _PARTS if bucket.has_part(part)]
     distances: dict[float, list[_Held]] = defaultdict(list)
     for other, held in tuned.items():
-        if other != bucket and all(map(other.has_part, needed)) and (distance := bucket.distance(other)) <= reach:
+        if other != bucket and _is_alike(other, bucket) and (distance := bucket.distance(other)) <= reach:
             distances[distance] += held
     for distance in sorted(distances):
         yield distance, distances[distance]
+
+
+def _is_alike(other: BatchBucket, bucket: BatchBucket) -> bool:
+    """Whether a config of `other` has all parts of `bucket`, and short sequences of its skew if it has any."""
+    has_parts = all(other.has_part(part) for part in _PARTS if bucket.has_part(part))
+    return has_parts and (not bucket.has_part("short") or other.short_skew == bucket.short_skew)
 
 
 def _serve(judged: _Judged, bucket: BatchBucket, gpu: Gpu, distance: float) -> Answer | None:

@@ -13,6 +13,8 @@ from .template import leaves_keys_whole, template_of, why_invalid
 from .variant import Value, Variant
 
 _Table = tuple[tuple[Value, ...], ...]
+# For hybrid, for long and for short batches.
+_Tables = tuple[_Table, _Table, _Table]
 _NAMES = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps", "num_stages", "waves", "long_weight",
           "order", "schedule")  # fmt: skip
 
@@ -52,6 +54,8 @@ _FEW_KEYS = 2048
 # Tiles for each multiprocessor from which on what leaves keys whole may answer for a whole bucket. On an H200 it lost
 # up to 24 % on other batches of its bucket with 2 to 4, and 10 % on one with 8; sizes of buckets double, so 16 is next.
 _MANY_TILES = 12
+# Tiles of short sequences of which each is cut into so many pieces for one round that merging them decides.
+_MANY_PIECES = 32
 # Rows of a tile of long sequences, of all query heads, whatever the variant's: as many as most have.
 _TALL = 128
 MOST_WARPS = 8
@@ -59,27 +63,32 @@ MOST_WARPS = 8
 MOST_COLUMNS = 128
 # Of `fused`, these many are tried before a pair of each of the other templates.
 _LIKELIEST = 4
+# Keys that an item of a hybrid batch is to have: beside them it costs as much as 800.
+_KEYS_OF_ITEM = 3000
 # Of `gluon_hopper`, for batches of both kinds and of one: block_n, stages, waves, the weight of a key in a long tile,
-# grid order, schedule, dispatch; and the reduction, where it is not a kernel.
+# grid order, schedule, dispatch; and the reduction, where it is not a kernel. `_hopper_rows` says which comes first.
 # Narrow tiles are for large heads.
+_HOPPER_WAVES = (128, 3, 4, 1, "items", "long_first", "grid")
+_HOPPER_FEW_KEYS = (128, 2, 1, 1, "items", "long_first", "persistent")
+# A multiprocessor reads or multiplies: units of both kinds run side by side, and whoever is done takes the next.
+_HOPPER_ONE_HEAD = (128, 3, 2, 2, "heads", "interleaved", "dynamic")
+_HOPPER_ONE_HEAD_WAVES = (128, 3, 2, 2, "heads", "interleaved", "grid")
 _HOPPER_HYBRID = (
-    (128, 2, 1, 1, "items", "long_first", "persistent"),
-    (128, 3, 2, 2, "heads", "interleaved", "grid"),
+    _HOPPER_WAVES,
+    _HOPPER_FEW_KEYS,
+    _HOPPER_ONE_HEAD,
+    _HOPPER_ONE_HEAD_WAVES,
     (128, 3, 1, 1, "items", "long_first", "persistent", "last_program"),
     (128, 3, 4, 1, "items", "long_first", "dynamic"),
-    # A multiprocessor reads or multiplies: units of both kinds run side by side, and whoever is done takes the next.
-    (128, 3, 2, 2, "heads", "interleaved", "dynamic"),
-    (128, 3, 4, 1, "items", "long_first", "grid"),
     (64, 6, 4, 1, "items", "long_first", "grid"),
 )
-# Where short sequences differ in length and there are heads enough, so that few of them are cut, this one comes first:
-# whoever is done takes the next.
-_HOPPER_SKEWED = (128, 3, 4, 1, "items", "long_first", "dynamic")
+_HOPPER_CUT = (128, 2, 1, 1, "items", "long_first", "grid")
+_HOPPER_WHOLE = (128, 3, 0, 1, "heads", "long_first", "persistent")
 _HOPPER_LONG = (
+    _HOPPER_CUT,
     (128, 2, 1, 1, "items", "long_first", "grid", "last_program"),
-    (128, 2, 1, 1, "items", "long_first", "grid"),
+    _HOPPER_WHOLE,
     (128, 2, 0, 1, "heads", "long_first", "grid"),
-    (128, 3, 0, 1, "heads", "long_first", "persistent"),
     (128, 2, 0, 1, "heads", "long_first", "dynamic"),
     (128, 2, 0, 1, "items", "long_first", "grid"),
     (64, 2, 1, 1, "items", "long_first", "grid"),
@@ -102,8 +111,8 @@ def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gp
     found: dict[Variant, None] = {}
     fused = list(_fused(spec, bucket, page_size))
     others = (*_persistent(spec, bucket, page_size), *_two_launch(spec, bucket, page_size))
-    hopper = (*_whole(spec, bucket, page_size, gpu), *_hopper(spec, bucket, page_size))
-    for group in (*hopper, *fused[:_LIKELIEST], *others, *fused[_LIKELIEST:]):
+    first = (*_exceptions(spec, bucket, page_size, gpu), *_hopper(spec, bucket, page_size, gpu))
+    for group in (*first, *fused[:_LIKELIEST], *others, *fused[_LIKELIEST:]):
         settled = (template_of(variant).settle(variant, bucket) for variant in group)
         valid = next((variant for variant in settled if why_invalid(variant, spec, gpu) is None), None)
         if valid is not None:
@@ -111,16 +120,36 @@ def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gp
     return list(found)
 
 
-def _whole(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[tuple[Variant, ...]]:
-    """For many sequences of few keys each, a program for each, with the numbers of vLLM's kernel."""
-    if _is_filled_by_few_keys(spec, bucket, gpu) and not bucket.has_part("long"):
+def _exceptions(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[tuple[Variant, ...]]:
+    """What comes before all else: where keys are few, and where many pieces of short sequences are merged."""
+    is_float32 = spec.dtype == "float32"
+    if bucket.has_part("long"):
+        has_few = bucket.has_part("short") and not _fill_items(spec, bucket, gpu, _HOPPER_WAVES)
+        if has_few and spec.num_kv_heads > 1 and not is_float32:
+            for through_tma, *_ in _fused(spec, bucket, page_size, (_HYBRID[:1], (), ())):
+                yield (through_tma,)
+        return
+    tiles = _num_tiles(spec, bucket)
+    if _is_filled_by_few_keys(spec, bucket, gpu):
+        if tiles >= _MANY_TILES * gpu.num_sms and not is_float32:
+            yield from _fused(spec, bucket, page_size, ((), (), _SHORT[:1]))
+        # A program for each, with the numbers of vLLM's kernel.
         values = {"block_m": _short_m(spec, bucket), "block_n": 32, "num_segments": 1, "num_warps": 4, "num_stages": 3}
         yield (Variant.of("unified", page_size, values),)
+    elif _MANY_PIECES * tiles <= gpu.num_sms and not is_float32:
+        yield from _fused(spec, bucket, page_size, ((), (), _SHORT[2:3]))
+
+
+def _num_tiles(spec: AttentionSpec, bucket: BatchBucket) -> int:
+    """Tiles of a batch of one kind, about, for all KV heads."""
+    if bucket.has_part("long"):
+        return bucket.long_rows * spec.num_q_heads // _TALL
+    return bucket.short_seqs * spec.num_kv_heads
 
 
 def _is_filled_by_few_keys(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
     """Whether short sequences of few keys each are as many as the GPU needs."""
-    is_filled = bucket.short_seqs * spec.num_kv_heads >= gpu.num_sms
+    is_filled = _num_tiles(spec, bucket) >= gpu.num_sms
     # Of the longest sequence, not of the mean: nothing evens them out.
     return is_filled and bucket.short_kv * bucket.short_skew <= _FEW_KEYS * bucket.short_seqs
 
@@ -137,30 +166,46 @@ def depends_on_rounds(variant: Variant, spec: AttentionSpec, bucket: BatchBucket
         return False
     if bucket.has_part("long"):
         may_depend = not bucket.has_part("short") and bucket.long_kv > bucket.long_rows
-        tiles = bucket.long_rows * spec.num_q_heads // _TALL
     else:
         may_depend = not _is_filled_by_few_keys(spec, bucket, gpu)
-        tiles = bucket.short_seqs * spec.num_kv_heads
-    return may_depend and tiles < _MANY_TILES * gpu.num_sms
+    return may_depend and _num_tiles(spec, bucket) < _MANY_TILES * gpu.num_sms
 
 
-def _hopper(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
+def _hopper(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[tuple[Variant, ...]]:
     """Variants of `gluon_hopper`, of each few of which the first that is valid will do."""
     names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch", "reduction")
     rest = {"registers": 240, "partials": "float32", "reduction": "kernel"}
-    has_long, has_short = bucket.has_part("long"), bucket.has_part("short")
-    rows = _HOPPER_HYBRID if has_long and has_short else _HOPPER_LONG if has_long else _HOPPER_SHORT
-    if has_long and bucket.short_skew > 1 and spec.num_kv_heads > 1:
-        rows = tuple(dict.fromkeys((_HOPPER_SKEWED, *rows)))
-    for row in rows:
+    for row in dict.fromkeys(_hopper_rows(spec, bucket, gpu)):
         variant = Variant.of("gluon_hopper", page_size, {**rest, **dict(zip(names, row, strict=False))})
         # Tiles of large heads leave room for no more stages.
         yield variant, variant.replace(num_stages=2)
 
 
-def _fused(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
-    """Pairs of variants, of which the first that is valid will do."""
-    rows = _rows(spec, bucket, (_HYBRID, _LONG, _SHORT))
+def _hopper_rows(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> _Table:
+    """The table for `bucket`, and before it the row of it that did best on an H200 (leave_one_out_h200.json)."""
+    if not bucket.has_part("long"):
+        return _HOPPER_SHORT
+    if not bucket.has_part("short"):
+        # Without context the longest tiles come first and fill up evenly, in two rounds already.
+        is_prompt = bucket.long_kv == bucket.long_rows and round(_num_tiles(spec, bucket) / gpu.num_sms) >= 2
+        return (_HOPPER_WHOLE if is_prompt else _HOPPER_CUT, *_HOPPER_LONG)
+    few, many = _HOPPER_FEW_KEYS, _HOPPER_WAVES
+    if spec.num_kv_heads == 1:
+        few, many = _HOPPER_ONE_HEAD, _HOPPER_ONE_HEAD_WAVES
+    return (many if _fill_items(spec, bucket, gpu, many) else few, *_HOPPER_HYBRID)
+
+
+def _fill_items(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu, row: tuple[Value, ...]) -> bool:
+    """Whether keys of short sequences are enough for the waves of a row of `_HOPPER_HYBRID`."""
+    _, _, waves, *_ = row
+    return bucket.short_kv * spec.num_kv_heads >= int(waves) * _KEYS_OF_ITEM * gpu.num_sms
+
+
+def _fused(
+    spec: AttentionSpec, bucket: BatchBucket, page_size: int, tables: _Tables = (_HYBRID, _LONG, _SHORT)
+) -> Iterator[tuple[Variant, ...]]:
+    """Groups of variants, of each of which the first that is valid will do; in float32 those of one table alone."""
+    rows = _rows(spec, bucket, tables)
     if spec.dtype == "float32":
         rows = ((m, n, m, n, warps, stages, 4, 1, "heads", "long_first") for m, n, warps, stages in _FLOAT32)
     for row in rows:
@@ -210,7 +255,7 @@ def _short_m(spec: AttentionSpec, bucket: BatchBucket) -> int:
 
 
 def _rows(
-    spec: AttentionSpec, bucket: BatchBucket, tables: tuple[_Table, _Table, _Table]
+    spec: AttentionSpec, bucket: BatchBucket, tables: _Tables
 ) -> Iterator[tuple[Value, ...]]:
     """The values of `_NAMES`, and what more the rows hold, from the table for hybrid, for long or for short batches."""
     hybrid, long, short = tables

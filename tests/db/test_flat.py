@@ -69,7 +69,9 @@ def read_without_us(text: str, gpu: str, spec: str, page: str, bucket: str) -> s
         sizes = [max(int(size), 0.5) for size in row["bucket"].split("-")]
         return sum(abs(math.log2(a / b)) for a, b in zip(asked, sizes, strict=True))
 
-    return min(rows, key=distance)["variant"]
+    has_short, skew = not bucket.startswith("0-"), bucket.split("-")[-1]
+    alike = [row for row in rows if row["bucket"] == bucket or not has_short or row["bucket"].split("-")[-1] == skew]
+    return min(alike, key=distance)["variant"]
 
 
 def test_the_rule_in_its_head_gives_the_same_answers(path: Path, configs: list[BestConfig]):

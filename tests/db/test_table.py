@@ -421,8 +421,18 @@ def test_what_leaves_keys_whole_answers_in_its_own_bucket_only(make_config: Make
     config = even(make_config, "256x1@16383", waves)
     table = ConfigTable.of([config])
     assert ask(table, config, "256x1@16000").source == "bucket"
+    assert ask(table, config, "128x1@16383").source == source
+
+
+def test_a_neighbour_has_short_sequences_of_the_same_skew(make_config: Make):
+    config = even(make_config, "256x1@16383", 2)
+    table = ConfigTable.of([config])
     # As many keys in all, of which one sequence has four times as many as the others.
-    assert ask(table, config, "1x1@65535,255x1@16190").source == source
+    assert ask(table, config, "1x1@65535,255x1@16190").source == "heuristic"
+    # A batch without short sequences does not mind.
+    hybrid = even(make_config, "1x512@16384,1x1@4000,7x1@10", 2)
+    table = ConfigTable.of([hybrid], chain=Chain(reach=math.inf))
+    assert ask(table, hybrid, "1x512@16384").source == "neighbour"
 
 
 @pytest.mark.parametrize(

@@ -146,11 +146,17 @@ def test_hopper_tries_its_own_template_first(batch: str):
     ],
 )
 def test_many_sequences_of_few_keys_are_left_whole(batch: str, whole: bool):
-    spec, bucket = AttentionSpec(32, 8, 128), BatchBucket.of(Batch.parse(batch))
+    bucket = BatchBucket.of(Batch.parse(batch))
     for gpu in ("sm_80", "sm_90"):
-        first = candidates(spec, bucket, 16, TARGETS[gpu])[0]
+        first = candidates(AttentionSpec(8, 1, 128), bucket, 16, TARGETS[gpu])[0]
         assert (first.template == "unified") is whole
         assert leaves_keys_whole(first) is whole
+
+
+def test_of_eight_times_as_many_tiles_small_programs_come_first():
+    bucket = BatchBucket.of(Batch.parse("256x1@1023"))
+    first, second, *_ = candidates(AttentionSpec(32, 8, 128), bucket, 16, TARGETS["sm_90"])
+    assert (first.template, first.number("num_warps"), second.template) == ("fused", 2, "unified")
 
 
 @pytest.mark.parametrize(
@@ -174,12 +180,29 @@ def test_what_leaves_keys_whole_depends_on_the_count_of_tiles(num_segments: int,
     assert depends_on_rounds(variant, AttentionSpec(32, 8, 128), bucket, TARGETS["sm_90"]) is depends
 
 
-def test_on_hopper_units_are_drawn_where_lengths_differ():
-    even, skewed = (BatchBucket.of(Batch.parse(text)) for text in ("1x512@512,8x1@2000", "1x512@512,7x1@500,1x1@9000"))
-    for spec, bucket, drawn in ((AttentionSpec(32, 8, 128), skewed, True), (AttentionSpec(32, 8, 128), even, False),
-                                (AttentionSpec(8, 1, 128), skewed, False)):  # fmt: skip
-        first = candidates(spec, bucket, 16, TARGETS["sm_90"])[0]
-        assert (first.text("dispatch") == "dynamic") is drawn
+@pytest.mark.parametrize(
+    ("heads", "batch", "page_size", "expected"),
+    [
+        # Keys enough for items of four waves, or of two where there is one head; and too few.
+        ((32, 8), "1x512@16384,63x1@32768", 16, {"waves": 4, "dispatch": "grid"}),
+        ((32, 8), "1x512@3584,31x1@4095", 16, {"waves": 1, "dispatch": "persistent"}),
+        ((32, 8), "1x512@3584,31x1@4095", 128, {"decode_block_m": 64, "kv_load": "tma"}),
+        ((8, 1), "1x512@16384,63x1@32768", 16, {"waves": 2, "dispatch": "grid"}),
+        ((8, 1), "1x512@3584,31x1@4095", 128, {"waves": 2, "dispatch": "dynamic"}),
+        # A prompt of two rounds of tiles, one of fewer, and a chunk.
+        ((32, 8), "1x8192@0", 16, {"waves": 0}),
+        ((4, 1), "1x4096@0", 16, {"waves": 1}),
+        ((32, 8), "1x2048@30720", 16, {"waves": 1}),
+        # Short sequences of which each is cut into many pieces, and few.
+        ((8, 1), "4x1@65535", 16, {"decode_block_n": 128, "num_warps": 4}),
+        ((32, 8), "4x1@65535", 16, {"waves": 1, "reduction": "last_program"}),
+    ],
+)
+def test_on_hopper_the_batch_says_what_comes_first(
+    heads: tuple[int, int], batch: str, page_size: int, expected: dict[str, object]
+):
+    first = candidates(AttentionSpec(*heads, 128), BatchBucket.of(Batch.parse(batch)), page_size, TARGETS["sm_90"])[0]
+    assert first.as_dict().items() >= expected.items()
 
 
 def test_tiles_of_large_heads_take_two_stages_where_more_do_not_fit():

@@ -184,7 +184,7 @@ class FaultyCompile(CompileJob):
 
 @dataclass(frozen=True, slots=True)
 class IllegalAccess(MeasureJob):
-    """Runs a variant, on a GPU, with a block table that names pages which do not exist."""
+    """Runs a variant, on a GPU, with a block table that names a page which does not exist."""
 
     def run(self, context: Context) -> Timed:
         import torch
@@ -198,7 +198,8 @@ class IllegalAccess(MeasureJob):
         assert gpu is not None
         task = self.task
         tensors = make_tensors(task.spec, task.batch, task.page_size, "cuda", self.seed)
-        tensors.block_table.fill_(1 << 30)
+        # The farthest page whose offset 32 bits hold: that of a farther one would wrap round, to memory that is there.
+        tensors.block_table.fill_((2**31 - 1) // tensors.k_cache.stride(0))
         launcher = make_launcher(self.variant, task.spec, gpu)
         launcher.plan(task.batch, "cuda")
         launcher.run(tensors)
