@@ -22,10 +22,11 @@ _NAMES = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps",
 # of short sequences, wide key tiles keep enough loads in flight. The last ones fit small GPUs.
 # For hybrid batches: block_m, block_n, decode_block_n (0 for one body), warps, stages, waves, the weight of a key in a
 # long tile, grid order, schedule.
+_ONE_HEAD = (64, 32, 64, 4, 3, 4, 2, "heads", "interleaved")
 _HYBRID = (
     (64, 64, 0, 4, 3, 2, 2, "heads", "interleaved"),
     (64, 64, 64, 4, 3, 2, 2, "items", "long_first"),
-    (64, 32, 64, 4, 3, 4, 2, "heads", "interleaved"),
+    _ONE_HEAD,
     (64, 64, 128, 4, 2, 4, 2, "heads", "long_first"),
     (128, 64, 128, 4, 2, 2, 4, "items", "interleaved"),
     (64, 128, 128, 4, 3, 2, 2, "items", "long_first"),
@@ -34,9 +35,11 @@ _HYBRID = (
     (16, 16, 16, 4, 2, 4, 1, "items", "long_first"),
 )
 # For batches of one kind: block_n, warps, stages, waves, grid order; long ones with a tile's rows before.
+_CUT_FINELY = (128, 128, 8, 3, 4, "items")
 _LONG = ((128, 128, 8, 3, 1, "items"), (64, 64, 4, 3, 8, "items"), (128, 64, 4, 2, 4, "heads"),
          (128, 64, 8, 4, 4, "items"), (64, 32, 4, 3, 4, "items"), (16, 16, 4, 2, 4, "items"))  # fmt: skip
-_SHORT = ((64, 2, 2, 4, "heads"), (32, 4, 3, 8, "heads"), (128, 4, 2, 2, "heads"), (64, 2, 2, 0, "heads"),
+_FOR_FEW_KEYS, _FOR_MANY_PIECES = (64, 2, 2, 4, "heads"), (128, 4, 2, 2, "heads")
+_SHORT = ((128, 4, 2, 4, "heads"), _FOR_FEW_KEYS, (32, 4, 3, 8, "heads"), _FOR_MANY_PIECES, (64, 2, 2, 0, "heads"),
           (64, 4, 3, 4, "heads"), (128, 4, 4, 4, "heads"), (32, 2, 4, 8, "items"),
           (16, 4, 2, 4, "items"))  # fmt: skip
 # In float32, for batches of any kind: rows, keys, warps, stages. Without tensor cores, what the registers hold decides.
@@ -109,7 +112,7 @@ _HOPPER_SHORT = (
 def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> list[Variant]:
     """Valid variants that are likely to do well, the likeliest first; none where no variant can run."""
     found: dict[Variant, None] = {}
-    fused = list(_fused(spec, bucket, page_size))
+    fused = list(_fused(spec, bucket, page_size, _fused_tables(spec, bucket, gpu)))
     others = (*_persistent(spec, bucket, page_size), *_two_launch(spec, bucket, page_size))
     first = (*_exceptions(spec, bucket, page_size, gpu), *_hopper(spec, bucket, page_size, gpu))
     for group in (*first, *fused[:_LIKELIEST], *others, *fused[_LIKELIEST:]):
@@ -132,12 +135,12 @@ def _exceptions(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: G
     tiles = _num_tiles(spec, bucket)
     if _is_filled_by_few_keys(spec, bucket, gpu):
         if tiles >= _MANY_TILES * gpu.num_sms and not is_float32:
-            yield from _fused(spec, bucket, page_size, ((), (), _SHORT[:1]))
+            yield from _fused(spec, bucket, page_size, ((), (), (_FOR_FEW_KEYS,)))
         # A program for each, with the numbers of vLLM's kernel.
         values = {"block_m": _short_m(spec, bucket), "block_n": 32, "num_segments": 1, "num_warps": 4, "num_stages": 3}
         yield (Variant.of("unified", page_size, values),)
     elif _MANY_PIECES * tiles <= gpu.num_sms and not is_float32:
-        yield from _fused(spec, bucket, page_size, ((), (), _SHORT[2:3]))
+        yield from _fused(spec, bucket, page_size, ((), (), (_FOR_MANY_PIECES,)))
 
 
 def _num_tiles(spec: AttentionSpec, bucket: BatchBucket) -> int:
@@ -199,6 +202,13 @@ def _fill_items(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu, row: tuple[V
     """Whether keys of short sequences are enough for the waves of a row of `_HOPPER_HYBRID`."""
     _, _, waves, *_ = row
     return bucket.short_kv * spec.num_kv_heads >= int(waves) * _KEYS_OF_ITEM * gpu.num_sms
+
+
+def _fused_tables(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> _Tables:
+    """The tables, and before each the row of it that did best on an H200 among what runs on other GPUs too."""
+    hybrid = (_ONE_HEAD, *_HYBRID) if spec.num_kv_heads == 1 else _HYBRID
+    long = _LONG if round(_num_tiles(spec, bucket) / gpu.num_sms) else (_CUT_FINELY, *_LONG)
+    return tuple(dict.fromkeys(hybrid)), tuple(dict.fromkeys(long)), _SHORT
 
 
 def _fused(
