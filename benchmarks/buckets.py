@@ -168,7 +168,7 @@ def main() -> None:
     widest = recommended(rows)
     of_buckets = bucket_losses(configs, times)
     if options.into:
-        write_losses(options.into, of_buckets)
+        write_losses(options.into, of_buckets, configs, ("bucket",))
     record.write(options.out, {
         "losses": [asdict(loss) for loss in of_buckets],
         "wanted": WANTED, "recommended_width": widest, "measured": options.measure, "widths": rows,

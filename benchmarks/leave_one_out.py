@@ -22,7 +22,7 @@ from typing import Any
 import record
 
 from attention_tuner.db import Chain, Exported, Store, read_configs, shipped_configs, write_configs
-from attention_tuner.db.answer import REACH
+from attention_tuner.db.answer import REACH, Source
 from attention_tuner.db.losses import LeftOut, Loss, leave_one_out, pooled
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
@@ -154,6 +154,8 @@ def main() -> None:
     options: argparse.Namespace = parser.parse_args()
     if not options.db and not options.measure and not options.recording:
         sys.exit("this needs --db, --recording, or --measure and a GPU")
+    if options.into and (options.measure or options.recording):
+        parser.error("--into writes what --db alone tells, which neither --measure nor --recording is")
     gpu = record.machine(interpreter=False) if options.measure else None
     configs = read_configs(options.configs).configs if options.configs else shipped_configs(gpu)
     times = recorded_times(options.recording, configs) if options.recording else trial_times(options.db, configs)
@@ -163,7 +165,7 @@ def main() -> None:
     chosen = by_reach[REACH]
     expected = pooled(chosen)
     if options.into:
-        write_losses(options.into, expected)
+        write_losses(options.into, expected, configs, ("neighbour", "heuristic"))
     found: dict[str, Any] = {
         "databases": len(options.db), "recording": options.recording, "reach": REACH,
         "by_reach": [summary(reach, left_out) for reach, left_out in by_reach.items()],
@@ -178,11 +180,10 @@ def main() -> None:
     show(found)
 
 
-def write_losses(path: str, found: Sequence[Loss]) -> None:
-    """Put these losses in the place of those of the same source and GPU model in an export."""
-    exported = read_configs(path)
-    replaced = {(loss.gpu_name, loss.source) for loss in found}
-    kept = [loss for loss in exported.losses if (loss.gpu_name, loss.source) not in replaced]
+def write_losses(path: str, found: Sequence[Loss], configs: Sequence[BestConfig], sources: Sequence[Source]) -> None:
+    """Put what was found of answers of `sources` on the GPUs of `configs` in the place of all such losses in a file."""
+    exported, gpus = read_configs(path), {config.gpu.name for config in configs}
+    kept = [loss for loss in exported.losses if loss.gpu_name not in gpus or loss.source not in sources]
     write_configs(Exported(exported.configs, [*kept, *found]), path)
 
 

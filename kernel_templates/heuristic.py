@@ -128,6 +128,8 @@ def _exceptions(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: G
     is_float32 = spec.dtype == "float32"
     if bucket.has_part("long"):
         has_few = bucket.has_part("short") and not _fill_items(spec, bucket, gpu, _HOPPER_WAVES)
+        # With one KV head the programs of a multiprocessor are too few, and at pages smaller than a tile, which TMA does
+        # not read for plain Triton, the kernel for Hopper is faster.
         if has_few and spec.num_kv_heads > 1 and not is_float32:
             for through_tma, *_ in _fused(spec, bucket, page_size, (_HYBRID[:1], (), ())):
                 yield (through_tma,)
@@ -207,7 +209,9 @@ def _fill_items(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu, row: tuple[V
 def _fused_tables(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> _Tables:
     """The tables, and before each the row of it that did best on an H200 among what runs on other GPUs too."""
     hybrid = (_ONE_HEAD, *_HYBRID) if spec.num_kv_heads == 1 else _HYBRID
-    long = _LONG if round(_num_tiles(spec, bucket) / gpu.num_sms) else (_CUT_FINELY, *_LONG)
+    # Tiles for less than half of the multiprocessors are cut into more than one piece for each.
+    is_few = _num_tiles(spec, bucket) < gpu.num_sms / 2
+    long = (_CUT_FINELY, *_LONG) if is_few else _LONG
     return tuple(dict.fromkeys(hybrid)), tuple(dict.fromkeys(long)), _SHORT
 
 

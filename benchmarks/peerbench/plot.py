@@ -27,8 +27,9 @@ def plot(results: Results, path: Path) -> None:
     for axis, page in zip(axes[0], pages, strict=False):
         cells = [cell for cell in results.cells.values() if cell.page_size == page]
         for index, name in enumerate(names):
-            places = [((median_ms(entry) or 0) / cell.floor_ms, row) for row, cell in enumerate(cells)
-                      for entry in cell.entries if entry.name == name and median_ms(entry)]  # fmt: skip
+            # Of those raced in several runs, the last, as in the tables.
+            last = [{entry.name: median_ms(entry) for entry in cell.entries if median_ms(entry)} for cell in cells]
+            places = [(times[name] / cells[row].floor_ms, row) for row, times in enumerate(last) if name in times]
             if places:
                 own = name.startswith(OURS)
                 axis.scatter(

@@ -15,7 +15,6 @@ from types import ModuleType
 import pytest
 
 from attention_tuner.db import Setting, Store, TrialRecord, export_json, load_table, read_configs, shipped_configs
-from attention_tuner.db.answer import REACH
 from attention_tuner.db.losses import leave_one_out
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.outcome import BestConfig, Check, Regime, Timed, Timing
@@ -118,12 +117,14 @@ def test_a_reader_tells_what_was_never_written_so(script: ModuleType, database: 
 def test_what_is_lost_is_told_for_every_reach(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database: str
 ) -> None:
+    # So far that one answers for the other.
+    monkeypatch.setattr(script, "REACH", 3.0)
     found = run(script, monkeypatch, tmp_path, "--db", database, "--configs", str(tmp_path / "configs.json"))
     rows = {row["reach"]: row for row in found["by_reach"]}
     assert list(rows) == [*script.REACHES[:-1], None]
     assert rows[0.0]["sources"] == {"heuristic": 2}
-    assert (rows[REACH]["sources"], rows[REACH]["never_timed"]) == ({"neighbour": 2}, 0)
-    assert (rows[REACH]["median"], rows[REACH]["worst"]) == pytest.approx((0.015, 0.02))
+    assert (rows[3.0]["sources"], rows[3.0]["never_timed"]) == ({"neighbour": 2}, 0)
+    assert (rows[3.0]["median"], rows[3.0]["worst"]) == pytest.approx((0.015, 0.02))
     assert sorted(row["loss"] for row in found["shapes"]) == pytest.approx([0.01, 0.02])
     assert found["least_default_over_answer"] is None
     assert found["losses"] == [
@@ -135,6 +136,7 @@ def test_times_may_be_those_of_a_recording(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database: str
 ) -> None:
     name = "h200_llama_3_8b"
+    monkeypatch.setattr(script, "REACH", 3.0)
     configs = read_configs(tmp_path / "configs.json").configs
     found = run(script, monkeypatch, tmp_path, "--recording", name, "--configs", str(tmp_path / "configs.json"))
     # Of the two only one was recorded, which the other answers.
@@ -263,9 +265,12 @@ def test_the_loss_of_a_bucket_is_written_to_an_export_and_expected(script: Modul
     assert (loss.gpu_name, loss.source, loss.upto, loss.shapes) == ("NVIDIA H200", "bucket", 0.0, 2)
     assert loss.loss == pytest.approx(0.025)
     path = tmp_path / "out.json"
-    export_json([one], path, [replace(loss, loss=0.5), replace(loss, source="neighbour")])
-    script.write_losses(str(path), [loss])
-    assert read_configs(path).losses == [loss, replace(loss, source="neighbour")]
+    kept = replace(loss, source="neighbour")
+    export_json([one], path, [replace(loss, loss=0.5), kept])
+    script.write_losses(str(path), [], [one], ("bucket",))
+    assert read_configs(path).losses == [kept]
+    script.write_losses(str(path), [loss], [one], ("bucket",))
+    assert read_configs(path).losses == [loss, kept]
     table = load_table(str(tmp_path / "none.db"), files=[path])
     answer = table.lookup(one.shape.spec, one.shape.bucket, one.variant.page_size, one.gpu)
     assert (answer.source, answer.loss) == ("bucket", pytest.approx(0.025))

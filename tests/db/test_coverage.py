@@ -25,7 +25,7 @@ def asked(config: BestConfig, source: str, count: int, exact: int = 0) -> Asked:
 
 def test_lookups_are_counted_by_source_and_misses_are_kept(make_config: Make):
     config = make_config(HYBRID)
-    table = ConfigTable.of([config])
+    table = ConfigTable.of([config], chain=Chain(reach=3.0))
     assert table.coverage() == Coverage()
     for query_len, times in ((512, 3), (513, 2), (1024, 5), (2048, 4)):
         batch = f"1x{query_len}@16384,63x1@32768"

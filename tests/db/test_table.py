@@ -29,6 +29,8 @@ from attention_tuner.kernel_templates.template import template_of, why_invalid
 Make = Callable[..., BestConfig]
 HYBRID = "1x512@16384,63x1@32768"
 FAR = Chain(reach=math.inf)
+# Of all sizes of the short or of the long part by a factor of 2.
+NEARBY = Chain(reach=3.0)
 
 
 def ask(table: ConfigTable, config: BestConfig, batch: str | BatchBucket, gpu: Gpu | None = None):
@@ -53,7 +55,7 @@ def test_the_four_sources(make_config: Make):
 def test_the_nearest_neighbour_answers(make_config: Make):
     near, far = make_config("2x512@16384,63x1@32768"), make_config("8x512@16384,63x1@32768")
     for order in ([near, far], [far, near]):
-        assert ask(ConfigTable.of(order), near, HYBRID).config == near
+        assert ask(ConfigTable.of(order, chain=NEARBY), near, HYBRID).config == near
 
 
 def test_a_neighbour_settles_to_the_parts_that_are_there(make_config: Make):
@@ -114,7 +116,7 @@ def test_a_variant_that_cannot_run_here_is_passed_over(make_config: Make):
         make_config(variant=replace(variant, values=variant.values[1:])),
         make_config(variant=variant.replace(block_m="wide")),
     ]
-    table = ConfigTable.of([*bad, good])
+    table = ConfigTable.of([*bad, good], chain=NEARBY)
     with pytest.warns(UserWarning, match="are set aside: the config 'gone:") as caught:
         answers = [ask(table, good, batch) for batch in (HYBRID, "1x1024@16384,63x1@32768")]
     assert [(answer.source, answer.config) for answer in answers] == [("neighbour", good)] * 2
@@ -168,7 +170,7 @@ def test_the_users_own_come_before_those_that_ship(make_config: Make):
     expected += [("neighbour", False)] * 2
     for index, (source, stale) in enumerate(expected):
         own, shipped = ([row for whose, row in rows[index:] if whose == origin] for origin in ("database", "shipped"))
-        table = ConfigTable.of(own, lambda template, gpu: config.environment, shipped)
+        table = ConfigTable.of(own, lambda template, gpu: config.environment, shipped, NEARBY)
         answer = ask(table, config, HYBRID)
         assert (answer.origin, answer.config) == rows[index]
         assert (answer.source, answer.stale) == (source, stale)
@@ -236,7 +238,7 @@ def test_tables_that_answer_differently_have_other_ids(make_config: Make):
     assert len({table.id for table in tables}) == len(tables)
     # A place that holds nothing decides nothing.
     assert ConfigTable((made([], "database"), one, two)).id == tables[0].id
-    assert ConfigTable((one, two), chain=Chain(reach=3)).id == tables[0].id
+    assert ConfigTable((one, two), chain=Chain(reach=1)).id == tables[0].id
 
 
 def test_a_step_with_a_new_batch_asks_for_nothing_again(make_config: Make, monkeypatch: pytest.MonkeyPatch):
@@ -298,7 +300,8 @@ def test_of_two_buckets_equally_near_the_fresh_one_answers(make_config: Make):
     stale = make_config("1x512@16384,32x1@65536", environment=replace(make_config().environment, triton="3.6.0"))
     fresh = make_config("1x512@16384,128x1@16384")
     for order in ([stale, fresh], [fresh, stale]):
-        answer = ask(ConfigTable.of(order, lambda template, gpu: fresh.environment), fresh, HYBRID)
+        table = ConfigTable.of(order, lambda template, gpu: fresh.environment, chain=NEARBY)
+        answer = ask(table, fresh, HYBRID)
         assert (answer.config, answer.distance, answer.stale) == (fresh, 2, False)
 
 
@@ -380,7 +383,7 @@ def test_what_the_gpu_has_itself_comes_before_what_another_lends(make_config: Ma
 
 def test_fall_backs_are_logged_once(make_config: Make, caplog: pytest.LogCaptureFixture):
     config = make_config()
-    table = ConfigTable.of([config])
+    table = ConfigTable.of([config], chain=NEARBY)
     with caplog.at_level("INFO", logger="attention_tuner"):
         for batch in (HYBRID, "1x1024@16384,63x1@32768", "1x2048@16384,63x1@32768"):
             ask(table, config, batch)
@@ -419,14 +422,15 @@ def even(make_config: Make, batch: str, waves: int = 0) -> BestConfig:
 @pytest.mark.parametrize(("waves", "source"), [(0, "heuristic"), (2, "neighbour")])
 def test_what_leaves_keys_whole_answers_in_its_own_bucket_only(make_config: Make, waves: int, source: str):
     config = even(make_config, "256x1@16383", waves)
-    table = ConfigTable.of([config])
+    table = ConfigTable.of([config], chain=NEARBY)
     assert ask(table, config, "256x1@16000").source == "bucket"
     assert ask(table, config, "128x1@16383").source == source
 
 
 def test_a_neighbour_has_short_sequences_of_the_same_skew(make_config: Make):
     config = even(make_config, "256x1@16383", 2)
-    table = ConfigTable.of([config])
+    table = ConfigTable.of([config], chain=NEARBY)
+    assert ask(table, config, "128x1@16383").source == "neighbour"
     # As many keys in all, of which one sequence has four times as many as the others.
     assert ask(table, config, "1x1@65535,255x1@16190").source == "heuristic"
     # A batch without short sequences does not mind.
@@ -485,12 +489,12 @@ def test_that_what_is_tuned_is_passed_over_is_logged_once_and_no_miss(
     assert (found.counts["heuristic"], found.counts["exact"], found.misses) == (3, 1, ())
 
 
-@pytest.mark.parametrize(("reach", "source"), [(2.9, "heuristic"), (3.0, "neighbour"), (math.inf, "neighbour")])
+@pytest.mark.parametrize(("reach", "source"), [(0.9, "heuristic"), (1.0, "neighbour"), (math.inf, "neighbour")])
 def test_a_neighbour_answers_within_reach(make_config: Make, reach: float, source: str):
     config = make_config()
-    answer = ask(ConfigTable.of([config], chain=Chain(reach=reach)), config, "1x512@16384,32x1@32768")
+    answer = ask(ConfigTable.of([config], chain=Chain(reach=reach)), config, "1x1024@16384,63x1@32768")
     assert answer.source == source
-    assert ask(ConfigTable.of([config]), config, "1x512@16384,32x1@32768").source == "neighbour"
+    assert ask(ConfigTable.of([config]), config, "1x1024@16384,63x1@32768").source == "neighbour"
     assert ask(ConfigTable.of([config]), config, "1x1024@16384,32x1@32768").source == "heuristic"
 
 

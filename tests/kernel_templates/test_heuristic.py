@@ -205,6 +205,25 @@ def test_on_hopper_the_batch_says_what_comes_first(
     assert first.as_dict().items() >= expected.items()
 
 
+@pytest.mark.parametrize(
+    ("heads", "batch", "expected"),
+    [
+        ((8, 1), "1x512@16384,63x1@32768", {"block_n": 32, "waves": 4}),
+        ((32, 8), "1x512@16384,63x1@32768", {"block_n": 64, "waves": 2}),
+        # Of a long batch tiles for less than half of the multiprocessors, and for more.
+        ((8, 1), "1x512@30720", {"waves": 4}),
+        ((32, 8), "1x512@30720", {"waves": 1}),
+        ((32, 8), "64x1@16383", {"decode_block_n": 128, "waves": 4}),
+    ],
+)
+def test_elsewhere_the_batch_says_what_comes_first_too(
+    heads: tuple[int, int], batch: str, expected: dict[str, object]
+):
+    first = candidates(AttentionSpec(*heads, 128), BatchBucket.of(Batch.parse(batch)), 16, TARGETS["sm_80"])[0]
+    assert first.template == "fused"
+    assert first.as_dict().items() >= expected.items()
+
+
 def test_tiles_of_large_heads_take_two_stages_where_more_do_not_fit():
     bucket = BatchBucket.of(Batch.parse("1x8192@0"))
     stages = {
