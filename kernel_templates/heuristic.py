@@ -128,8 +128,8 @@ def _exceptions(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: G
     is_float32 = spec.dtype == "float32"
     if bucket.has_part("long"):
         has_few = bucket.has_part("short") and not _fill_items(spec, bucket, gpu, _HOPPER_WAVES)
-        # With one KV head the programs of a multiprocessor are too few, and at pages smaller than a tile, which TMA does
-        # not read for plain Triton, the kernel for Hopper is faster.
+        # With one KV head a multiprocessor has too few programs; and at pages smaller than a tile, which plain
+        # Triton does not read through TMA, the kernel for Hopper is faster.
         if has_few and spec.num_kv_heads > 1 and not is_float32:
             for through_tma, *_ in _fused(spec, bucket, page_size, (_HYBRID[:1], (), ())):
                 yield (through_tma,)

@@ -16,8 +16,8 @@ def merge(
     """Attention over the keys of two parts that have none in common: `(out, lse)`.
 
     out_a and out_b: [num_tokens, num_q_heads, value_dim], the result in the dtype of `out_a`; lse_a and lse_b:
-    [num_tokens, num_q_heads] float32 (or wider), natural logarithms, -inf where a part sees nothing: its out is not
-    looked at there. Where neither sees anything, out is 0 and lse -inf.
+    [num_tokens, num_q_heads] float32 (or wider), natural logarithms, finite or else -inf where a part sees nothing: its
+    out is not looked at there. Where neither sees anything, out is 0 and lse -inf.
     """
     lse = torch.logaddexp(lse_a, lse_b)
     merged = _weighted(out_a, lse_a, lse) + _weighted(out_b, lse_b, lse)

@@ -18,6 +18,7 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.inputs import make_tensors
 from attention_tuner.kernel_templates.launch import Tensors, make_launcher
+from attention_tuner.kernel_templates.merge import merge
 from attention_tuner.kernel_templates.reference import paged_attention
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import templates, why_invalid
@@ -112,13 +113,16 @@ def check(variant: Variant, spec: AttentionSpec, batch: Batch, seed: int = 0, te
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @given(SPECS, BATCHES, VALUES, MERGING, st.integers(0, 99))
-@settings(deadline=None, max_examples=12, derandomize=True,
+@settings(deadline=None, max_examples=20, derandomize=True,
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])  # fmt: skip
 def test_any_combination_is_right(
     template: str, spec: AttentionSpec, batch: Batch, values: dict[str, Any], merging: dict[str, Any], seed: int
 ):
     assume(template != "persistent" or merging["waves"])
     variant = variant_of(template, **values, **merging)
+    if values["kv_load"] == "tma" and why_invalid(variant, spec, INTERPRETER):
+        # Rather through pointers than not at all.
+        variant = variant_of(template, **values | {"kv_load": "pointer"}, **merging)
     assume(why_invalid(variant, spec, INTERPRETER) is None)
     assume(interpreted_seconds(Task(spec, batch, variant.page_size), variant) < LONGEST_S)
     check(variant, spec, batch, seed)
@@ -133,6 +137,36 @@ def test_all_features_at_once(template: str, q_dtype: str):
     if template == "unified":
         variant = Variant.of("unified", 48, SHARED | {"block_m": 16, "block_n": 16, "num_segments": 4})
     check(variant, spec, Batch.parse("1x20@90,1x7@40,1x0@50,2x1@70,1x5@0"))
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_parts_of_the_keys_that_all_query_tokens_see_merge_to_the_whole(template: str):
+    """Of one query token any part does, of up to 64 one of the context with words of no own tokens."""
+    spec, whole, first = AttentionSpec(4, 2, 32, "float16", has_sinks=True), Batch.parse("1x1@99,1x9@80"), 64
+    tensors = make_tensors(spec, whole, 16, "cpu", 3, lse=True)
+    expected, expected_lse = paged_attention(tensors, whole, spec, torch.float64)
+    # A single token is the last of its part; of several, the part has room for them, which they do not see.
+    context = Batch(((1, first - 1), (9, first)))
+    rest = Batch(tuple((query_len, context_len - first) for query_len, context_len in whole.sequences))
+    parts: list[Tensors] = []
+    for batch, begin, changes in ((context, 0, {"has_tree_mask": True}), (rest, first, {"has_sinks": False})):
+        layer = dataclasses.replace(spec, **changes)
+        part = dataclasses.replace(
+            tensors, block_table=tensors.block_table[:, begin // 16 :].contiguous(),
+            sinks=tensors.sinks if layer.has_sinks else None,
+            tree_mask=torch.zeros(whole.num_tokens, dtype=torch.int64) if layer.has_tree_mask else None,
+            out=torch.empty_like(tensors.out), lse=torch.full(expected_lse.shape, torch.nan),
+        )  # fmt: skip
+        launcher = make_launcher(variant_of(template, 16), layer, INTERPRETER)
+        launcher.plan(batch, "cpu")
+        launcher.run(part)
+        parts.append(part)
+    a, b = parts
+    assert a.lse is not None
+    assert b.lse is not None
+    out, lse = merge(a.out, a.lse, b.out, b.lse)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=4e-3)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-3)
 
 
 def test_segments_are_cut_inside_the_window():
