@@ -32,13 +32,14 @@ _CONVERTED = tuple((at, _READERS[name]) for at, name in enumerate(_NAMES, 1) if 
 _HEAD = """\
 {mark}, version {version}, rows {rows}
 # A row is a config: values in the order of the last line of this head, with a tab between them, in UTF-8.
-# To choose a launch, take the first row whose spec, page_size, gpu_name, gpu_num_sms and bucket are those asked for, or
-# else of the nearest bucket: that of which the sum over the sizes of |log2(a / b)|, 0 counting as a half, is least.
+# To choose a launch, take the first row whose spec, page_size, gpu_name, gpu_num_sms, gpu_capability and bucket are
+# those asked for, or else of the nearest bucket: that of which the sum over the sizes of |log2(a / b)|, 0 counting as a
+# half, is least.
 # Rows of other buckets whose variant has waves=0 or num_segments=1 are passed over, and more than {reach:g} is too far:
 # what is here does worse there than values chosen by rule. So may such a row of the bucket asked for, for any batch but
 # its own and with few tiles for each multiprocessor: of several rows of a bucket, rather take one that is not such.
-# It must have short_seqs and the same short_skew unless the batch has no short sequence, and long_rows unless it has no
-# long one; values of a part that only the row has do not matter.
+# A row of another bucket must have short_seqs and the same short_skew unless the batch has no short sequence, and
+# long_rows unless it has no long one; values of a part that only the row has do not matter.
 # bucket: short_seqs-short_rows-short_kv-long_seqs-long_rows-long_kv-short_skew. A sequence is short with 1 to 8 query
 # tokens and long with more; seqs counts sequences, rows query tokens, kv query and context tokens; short_skew is the
 # longest short sequence over the mean, in kv. Each is 0 or rounded to a power of two: 2 ** round(log2(size)), where a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +76,8 @@ def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Seque
         with _set_aside("exported configs", named):
             rows, exported = rows_of(path, checks.judge)
             places.append(rows)
+            if gpu is not None:
+                _warn_of_others(path, rows, {gpu.name, *(chain.like if chain else ())}, named)
             losses = [*losses, *exported.losses]
     for path in _shipped(gpu, chain.like if chain else ()):
         with _set_aside("shipped configs", named):
@@ -105,6 +107,16 @@ def listed(files: object) -> tuple[str | os.PathLike[str], ...]:
     if not all(isinstance(path, _PATH) for path in paths):
         raise InputError(f"`files` cannot be {files!r}; expected a list of paths")
     return cast("tuple[str | os.PathLike[str], ...]", tuple(paths))
+
+
+def _warn_of_others(path: str | os.PathLike[str], rows: Rows[Any], asked: Collection[str], named: set[str]) -> None:
+    """Warn of a file that was named although it holds nothing of the GPUs asked about, unless that is in `named`."""
+    held = {slot.gpu_name for slot in rows.slots}
+    message = (f"{os.fspath(path)!r} holds configs of {', '.join(sorted(held))} only, which do not answer for "
+               f"{', '.join(sorted(asked))}")
+    if held and held.isdisjoint(asked) and message not in named:
+        named.add(message)
+        warnings.warn(message, stacklevel=3)
 
 
 def _require_gpu(gpu: object) -> None:

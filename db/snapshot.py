@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from .answer import Origin
 from .full_checks import FullCheckRow
 from .losses import Loss, LossRow
 from .models import UNREADABLE, BestRow
-from .rows import COLUMNS, Rows, stored
+from .rows import COLUMNS, Rows, set_aside, stored
 
 Values = Sequence[Sequence[Any]]
 
@@ -52,13 +51,14 @@ class Snapshot:
         """The losses; one that cannot be read is left out, with a warning."""
         names = [column.name for column in LossRow.__table__.columns]
         losses: list[Loss] = []
+        bad: list[str] = []
         for values in self.lost:
             row = LossRow(**dict(zip(names, values, strict=True)))
             try:
                 losses.append(row.record())
             except UNREADABLE as error:
-                warnings.warn(f"{row.label} in database {self.name!r} cannot be read and is set aside: {error}",
-                              stacklevel=4)
+                bad.append(f"{row.label} in database {self.name!r} cannot be read: {error}")
+        set_aside(bad)
         return losses
 
 

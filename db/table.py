@@ -110,7 +110,8 @@ class ConfigTable:
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
         """The variant to run for `asked`, always one that is valid here.
 
-        The nearest bucket's config comes first, where it is within reach and cuts keys. One of this very bucket that
+        The nearest bucket's config comes first, where it is within reach, has all parts that are asked and the same
+        skew, and cuts keys. One of this very bucket that
         leaves keys whole answers for its own batch, and for others only where the count of their tiles is no matter
         (`heuristic.depends_on_rounds`), or where the chain accepts nothing else. Within a bucket a fresh one comes
         before a stale one, then one for this very batch, then one of the earlier place (the user's own before a shipped

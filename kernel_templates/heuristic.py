@@ -54,11 +54,12 @@ _PERSISTENT_SHORT = ((64, 4, 3, 2, "heads", 2), (128, 4, 2, 2, "heads", 3))
 _TWO_LAUNCH = ((64, 64, 128, 4, 4, 3, 2, "heads"), (64, 64, 64, 4, 2, 3, 1, "items"))
 # Keys of a sequence of which so many as fill the GPU are best left whole: merging partial results would cost more.
 _FEW_KEYS = 2048
-# Tiles for each multiprocessor from which on what leaves keys whole may answer for a whole bucket. On an H200 it lost
-# up to 24 % on other batches of its bucket with 2 to 4, and 10 % on one with 8; sizes of buckets double, so 16 is next.
+# Tiles for each multiprocessor from which on what leaves keys whole may answer for a whole bucket: with fewer the last
+# round keeps few multiprocessors busy. Sizes of buckets double, so that it is 16 at least.
 _MANY_TILES = 12
-# Tiles of short sequences of which each is cut into so many pieces for one round that merging them decides.
+# Short sequences of which each is cut into so many pieces for one round that merging them decides, and keys of a piece.
 _MANY_PIECES = 32
+_KEYS_OF_PIECE = 512
 # Rows of a tile of long sequences, of all query heads, whatever the variant's: as many as most have.
 _TALL = 128
 MOST_WARPS = 8
@@ -141,8 +142,14 @@ def _exceptions(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: G
         # A program for each, with the numbers of vLLM's kernel.
         values = {"block_m": _short_m(spec, bucket), "block_n": 32, "num_segments": 1, "num_warps": 4, "num_stages": 3}
         yield (Variant.of("unified", page_size, values),)
-    elif _MANY_PIECES * tiles <= gpu.num_sms and not is_float32:
+    elif _is_cut_into_many(spec, bucket, gpu) and not is_float32:
         yield from _fused(spec, bucket, page_size, ((), (), (_FOR_MANY_PIECES,)))
+
+
+def _is_cut_into_many(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
+    """Whether short sequences are so few, and have so many keys, that each is cut into `_MANY_PIECES` or more."""
+    has_keys = bucket.short_kv >= _MANY_PIECES * _KEYS_OF_PIECE * bucket.short_seqs
+    return has_keys and _MANY_PIECES * _num_tiles(spec, bucket) <= gpu.num_sms
 
 
 def _num_tiles(spec: AttentionSpec, bucket: BatchBucket) -> int:

@@ -100,7 +100,7 @@ class Search:
         return next((variant for variant in (*self._first, *self.timed) if variant in self.timed), None)
 
     @property
-    def has_begun(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is a variant to measure, compiled or not."""
         return bool(self._ready or self._waiting or self._proven)
 
@@ -156,7 +156,7 @@ class Search:
         self.run.listener.started(self.task, len(self._valid), self.result.reused)
         self.look_around()
         self.ask_ahead()
-        if self.has_begun:
+        if self.has_work:
             self._prepare(late)
         while not self._is_over:
             outcome = self._land()

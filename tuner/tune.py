@@ -93,12 +93,7 @@ def _tune(searches: Searches, run: Run, tasks_left: int) -> TaskResult:
     executor, start = run.executor, run.executor.clock()
     full_start = executor.pool.full_seconds if executor.pool else 0.0
     search = searches.take()
-    if search.has_begun:
-        # For the first task the process is only starting, which takes its time from all of them.
-        executor.worker.ready(run.seconds_left)
-    seconds, begun = run.seconds_left / tasks_left, executor.clock()
-    search_end = begun + seconds - min(RACE_SHARE * seconds, RACE_LIMIT_S)
-    _find(search, search_end, begun + seconds, searches.begin_next)
+    _find(search, tasks_left, searches.begin_next)
     result = search.result
     if executor.racer is not None:
         executor.racer.free()
@@ -108,12 +103,17 @@ def _tune(searches: Searches, run: Run, tasks_left: int) -> TaskResult:
     return result
 
 
-def _find(search: Search, search_end: float, deadline: float, meanwhile: Callable[[], None]) -> None:
+def _find(search: Search, tasks_left: int, meanwhile: Callable[[], None]) -> None:
     """Search and race, and store the best config, or that so far when this is interrupted or fails."""
-    executor, result = search.run.executor, search.result
+    run, executor, result = search.run, search.run.executor, search.result
     final: Final | None = None
     try:
-        search.explore(search_end)
+        if search.has_work:
+            # For the first task the process is only starting, which takes its time from all of them.
+            executor.worker.ready(run.seconds_left)
+        seconds = run.seconds_left / tasks_left
+        deadline = executor.clock() + seconds
+        search.explore(deadline - min(RACE_SHARE * seconds, RACE_LIMIT_S))
         if executor.racer is not None:
             # There may not be memory for both.
             executor.worker.free()

@@ -195,6 +195,7 @@ def test_what_leaves_keys_whole_depends_on_the_count_of_tiles(num_segments: int,
         ((32, 8), "1x2048@30720", 16, {"waves": 1}),
         # Short sequences of which each is cut into many pieces, and few.
         ((8, 1), "4x1@65535", 16, {"decode_block_n": 128, "num_warps": 4}),
+        ((8, 1), "1x1@2000", 16, {"waves": 1, "reduction": "last_program"}),
         ((32, 8), "4x1@65535", 16, {"waves": 1, "reduction": "last_program"}),
     ],
 )

@@ -16,7 +16,7 @@ from attention_tuner.db.store import Store
 from attention_tuner.db.table import ConfigTable
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
-from attention_tuner.kernel_templates.errors import InputError, JobError, StoreError
+from attention_tuner.kernel_templates.errors import InputError, JobError, StoreError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Environment, Failed, Outcome, Regime, Verdict
 from attention_tuner.kernel_templates.template import template_of
@@ -162,6 +162,27 @@ def test_starting_the_process_takes_its_time_from_all_tasks(bench: Bench) -> Non
     bench.worker.start_cost = 20.0
     results = tune([TASK, OTHER], GPU, bench.store, Settings(trials=10_000, seconds=60.0), bench.executor)
     assert results[0].tried >= 0.7 * results[1].tried
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TunerError("a worker process could not start")])
+def test_what_ends_the_start_of_the_process_loses_no_stored_trial(
+    bench: Bench, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.worker.faults = lambda v: "interrupt" if len(bench.worker.measured) == 6 else ""
+    with pytest.raises(KeyboardInterrupt):
+        tune([TASK], GPU, bench.store, Settings(trials=20), bench.executor)
+    with contextlib.closing(sqlite3.connect(bench.store.name)) as connection:
+        connection.execute("DELETE FROM best_configs")
+        connection.commit()
+    bench.restart()
+
+    def ready(limit_s: float) -> bool:
+        raise error
+
+    monkeypatch.setattr(bench.worker, "ready", ready)
+    with pytest.raises(type(error)):
+        tune([TASK], GPU, bench.store, Settings(trials=20), bench.executor)
+    assert len(bench.store.best_configs()) == 1
 
 
 def test_time_that_a_task_leaves_goes_to_the_next(bench: Bench) -> None:
