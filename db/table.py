@@ -184,13 +184,21 @@ class ConfigTable:
                           "tuned on; for the others %s does; others answered so are not told of", where, bucket.key(),
                           answer.source)
         elif self._is_new(slot, answer.source, answer.lender):
-            names = {slot.gpu_name for place in self._places for slot in place.slots
-                     if (slot.spec, slot.page_size) == (spec, page_size)}
-            others = f" (it is on {', '.join(sorted(names - {gpu.name}))})" if names and gpu.name not in names else ""
+            others = self._elsewhere(slot)
             level = logging.WARNING if answer.source == "heuristic" else logging.INFO
             _log.log(level, "%s: nothing is tuned for bucket %s%s, which %s answers%s; the order is %s, and others "
                      "answered so are not told of", where, bucket.key(), others, answer.source,
                      f" by what was tuned on {answer.lender}" if answer.lender else "", self.chain)
+
+    def _elsewhere(self, own: Slot) -> str:
+        """What a message says of the GPUs that the layer is tuned on where it is not on that of `own`."""
+        slots = {slot for place in self._places for slot in place.slots
+                 if (slot.spec, slot.page_size) == (own.spec, own.page_size)}
+        if not slots or own in slots:
+            return ""
+        names = {slot.gpu_name if slot.gpu_name != own.gpu_name else
+                 f"{slot.gpu_name} of {slot.num_sms} multiprocessors, where this one has {own.num_sms}" for slot in slots}
+        return f" (it is on {', '.join(sorted(names))})"
 
     def _is_new(self, *kind: object) -> bool:
         known = len(self._told)

@@ -402,6 +402,10 @@ def test_that_another_gpu_has_what_is_asked_is_logged(make_config: Make, caplog:
         assert ask(table, config, batch, replace(config.gpu, name="NVIDIA H100")).source == "heuristic"
     (message,) = caplog.messages
     assert "(it is on NVIDIA H200), which heuristic answers" in message
+    caplog.clear()
+    assert ask(ConfigTable.of([config]), config, HYBRID, replace(config.gpu, num_sms=66)).source == "heuristic"
+    (message,) = caplog.messages
+    assert "(it is on NVIDIA H200 of 132 multiprocessors, where this one has 66), which heuristic answers" in message
 
 
 def test_that_answers_are_stale_is_logged_once(make_config: Make, caplog: pytest.LogCaptureFixture):
