@@ -111,14 +111,13 @@ class ConfigTable:
         """The variant to run for `asked`, always one that is valid here.
 
         The nearest bucket's config comes first, where it is within reach, has all parts that are asked and the same
-        skew, and cuts keys. One of this very bucket that
-        leaves keys whole answers for its own batch, and for others only where the count of their tiles is no matter
-        (`heuristic.depends_on_rounds`), or where the chain accepts nothing else. Within a bucket a fresh one comes
-        before a stale one, then one for this very batch, then one of the earlier place (the user's own before a shipped
-        one), then one that passed the full check. Only configs of a GPU of this name and size are considered, unless
-        the chain names others. Raises `VariantError` when no variant can run at all, as with a page size that is no
-        multiple of 16, `NotTunedError` when the answer would come from further down than the chain accepts, and
-        `InputError` for what is no question.
+        skew, and cuts keys. One of this very bucket that leaves keys whole answers for its own batch, and for others
+        only where the count of their tiles is no matter (`heuristic.depends_on_rounds`), or where the chain accepts
+        nothing else. Within a bucket a fresh one comes before a stale one, then one for this very batch, then one of
+        the earlier place (the user's own before a shipped one), then one that passed the full check. Only configs of a
+        GPU of this name and size are considered, unless the chain names others. Raises `VariantError` when no variant
+        can run at all, as with a page size that is no multiple of 16, `NotTunedError` when the answer would come from
+        further down than the chain accepts, and `InputError` for what is no question.
         """
         try:
             bucket = asked if isinstance(asked, BatchBucket) else BatchBucket.of(asked)
@@ -196,8 +195,11 @@ class ConfigTable:
                  if (slot.spec, slot.page_size) == (own.spec, own.page_size)}
         if not slots or own in slots:
             return ""
-        names = {slot.gpu_name if slot.gpu_name != own.gpu_name else
-                 f"{slot.gpu_name} of {slot.num_sms} multiprocessors, where this one has {own.num_sms}" for slot in slots}
+        names = {
+            slot.gpu_name if slot.gpu_name != own.gpu_name else
+            f"{slot.gpu_name} of {slot.num_sms} multiprocessors, where this one has {own.num_sms}"
+            for slot in slots
+        }  # fmt: skip
         return f" (it is on {', '.join(sorted(names))})"
 
     def _is_new(self, *kind: object) -> bool:
