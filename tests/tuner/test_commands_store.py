@@ -77,7 +77,7 @@ def test_lookup_answers_from_what_ships_where_there_is_no_database(
 
 
 def test_lookup_says_each_source(lines: Lines, path: str) -> None:
-    asked = [str(BATCH), "1x17@32,2x1@40", "1x64@32,2x1@40"]
+    asked = [str(BATCH), "1x17@32,2x1@40", "1x32@17,2x1@40"]
     options = [word for batch in asked for word in ("--batch", batch)]
     assert lines.run("lookup", *LAYER, *options, "--gpu", "interpreter", "--db", path, "--json") == 0
     assert [answer["source"] for answer in documents(lines, "answers")] == ["exact", "bucket", "neighbour"]
@@ -321,7 +321,7 @@ def test_an_unknown_format_is_refused(lines: Lines, path: str, tmp_path: Path) -
 
 
 def test_a_lookup_can_be_strict_and_borrow_where_it_is_told_to(lines: Lines, path: str) -> None:
-    asked = ("lookup", *LAYER, "--batch", "1x64@32,2x1@40", "--db", path)
+    asked = ("lookup", *LAYER, "--batch", "1x32@17,2x1@40", "--db", path)
     assert lines.run(*asked, "--gpu", "NVIDIA H100", "--worst", "bucket") == 1
     assert "nothing is tuned on NVIDIA H100 for bucket" in lines.err
     assert lines.run(*asked, "--gpu", "NVIDIA H100", "--worst", "fastest") == 2
