@@ -17,7 +17,7 @@ from ..kernel_templates.outcome import BestConfig, CaseResult, Check, Environmen
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
 from .models import UNREADABLE, Base, storable
-from .records import TrialRecord
+from .records import TrialRecord, spec_text
 
 # What a full check belongs to.
 _KEY = ("spec", "variant", "gpu_name", "kernel_hash", "triton", "torch", "driver")
@@ -58,7 +58,7 @@ class FullCheckRow(Base):
         """The row of `check`."""
         failure = check.failure
         return cls(
-            spec=check.spec.key(),
+            spec=spec_text(check.spec),
             page_size=check.variant.page_size,
             template=check.variant.template,
             variant=check.variant.key(),
@@ -161,7 +161,7 @@ class StoredChecks:
 
     def judge(self, config: BestConfig) -> BestConfig | None:
         """What may be served of `config`, as `FullChecks.served` has it."""
-        rows = self._rows.get((config.shape.spec.key(), config.variant.key(), config.gpu.name))
+        rows = self._rows.get((spec_text(config.shape.spec), config.variant.key(), config.gpu.name))
         return FullChecks(self._read(rows)).served(config, self._name) if rows else config
 
     def _read(self, rows: Iterable[FullCheckRow]) -> list[FullCheck]:

@@ -33,7 +33,7 @@ from ..kernel_templates.outcome import (
 )
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
-from .records import Setting, TrialRecord
+from .records import Setting, TrialRecord, spec_text
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class TrialRow(Measured, Base):
         setting = record.setting
         return cls(
             run_id=record.run_id,
-            spec=setting.spec.key(),
+            spec=spec_text(setting.spec),
             bucket=BatchBucket.of(setting.batch).key(),
             batch=str(setting.batch),
             regime=str(setting.regime),
@@ -201,7 +201,7 @@ class BestRow(Measured, Base):
     def of(cls, config: BestConfig) -> BestRow:
         """The row of `config`."""
         return cls(
-            spec=config.shape.spec.key(),
+            spec=spec_text(config.shape.spec),
             bucket=config.shape.bucket.key(),
             batch=config.batch,
             regime=str(config.timing.regime),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +15,12 @@ from ..kernel_templates.spec import AttentionSpec
 
 EnvironmentOf = Callable[[str, Gpu], Environment]
 """The present environment of a template, by its name, on a GPU."""
+
+
+@functools.lru_cache(maxsize=256)
+def spec_text(spec: AttentionSpec) -> str:
+    """The text that a layer is stored under: the same for equal ones, as with a soft cap of 50 and of 50.0."""
+    return AttentionSpec.parse(spec.key()).key()
 
 
 def utc_now() -> str:

@@ -29,7 +29,7 @@ from .engine import WRITES, make_engine, shown_name, sqlite_path, translated
 from .full_checks import FullCheckRow, FullChecks
 from .losses import Loss, LossRow
 from .models import UNREADABLE, BestRow, RunRow, TrialRow
-from .records import EnvironmentOf, Setting, TrialRecord, utc_now
+from .records import EnvironmentOf, Setting, TrialRecord, spec_text, utc_now
 from .snapshot import Snapshot
 
 R = TypeVar("R")
@@ -136,7 +136,7 @@ class Store:
 
         What was timed and has failed the full check in its environment is `Wrong`.
         """
-        wanted = {"spec": spec.key(), "page_size": page_size, "gpu_name": gpu.name, "gpu_num_sms": gpu.num_sms}
+        wanted = {"spec": spec_text(spec), "page_size": page_size, "gpu_name": gpu.name, "gpu_num_sms": gpu.num_sms}
         query = select(TrialRow).filter_by(**wanted, **({} if batch is None else {"batch": batch}))
         with self._reading() as session:
             records = self._readable(session.scalars(query.order_by(TrialRow.id)))
@@ -179,7 +179,7 @@ class Store:
 
         Whether one has passed the full check is answered by `checked`, which leaves out those that failed.
         """
-        wanted = {"spec": spec and spec.key(), "bucket": bucket and bucket.key(), "page_size": page_size,
+        wanted = {"spec": spec and spec_text(spec), "bucket": bucket and bucket.key(), "page_size": page_size,
                   "gpu_name": gpu_name, "regime": regime and str(regime)}
         query = select(BestRow).filter_by(**{name: value for name, value in wanted.items() if value is not None})
         order = (BestRow.gpu_name, BestRow.gpu_num_sms, BestRow.spec, BestRow.page_size, BestRow.bucket, BestRow.batch,
@@ -200,7 +200,7 @@ class Store:
     def full_checks(self, *, spec: AttentionSpec | None = None, variant: Variant | None = None,
                     gpu_name: str | None = None) -> list[FullCheck]:
         """The full checks with these properties, None meaning any, the earliest first."""
-        wanted = {"spec": spec and spec.key(), "variant": variant and variant.key(), "gpu_name": gpu_name}
+        wanted = {"spec": spec and spec_text(spec), "variant": variant and variant.key(), "gpu_name": gpu_name}
         query = select(FullCheckRow).filter_by(**{name: value for name, value in wanted.items() if value is not None})
         with self._reading() as session:
             return self._readable(session.scalars(query.order_by(FullCheckRow.checked_at, FullCheckRow.id)))
@@ -251,7 +251,7 @@ class Store:
 
     def _trials(self, setting: Setting) -> list[TrialRecord]:
         query = select(TrialRow).filter_by(
-            spec=setting.spec.key(), bucket=BatchBucket.of(setting.batch).key(), batch=str(setting.batch),
+            spec=spec_text(setting.spec), bucket=BatchBucket.of(setting.batch).key(), batch=str(setting.batch),
             page_size=setting.page_size, gpu_name=setting.gpu.name, gpu_num_sms=setting.gpu.num_sms,
             regime=str(setting.regime))
         with self._reading() as session:

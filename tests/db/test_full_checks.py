@@ -135,6 +135,20 @@ def test_what_failed_here_is_not_served_although_it_ships(
         assert load_table(store.name).configs == ()
 
 
+def test_equal_layers_are_one_however_their_numbers_are_written(store: Store, quick: BestConfig):
+    whole, decimal = (replace(quick, shape=replace(quick.shape, spec=replace(quick.shape.spec, logits_soft_cap=cap)))
+                      for cap in (50, 50.0))  # fmt: skip
+    store.put_best(whole)
+    store.put_best(replace(decimal, measured_at="2027-01-01T00:00:00+00:00"))
+    assert len(store.best_configs(spec=whole.shape.spec)) == len(store.best_configs()) == 1
+    store.put_full_check(full_check(whole, FAILED, day=31))
+    assert store.full_checks(spec=decimal.shape.spec) == store.full_checks() != []
+    spec, bucket = decimal.shape.spec, decimal.shape.bucket
+    with pytest.warns(UserWarning, match="is set aside"):
+        answer = load_table(store.name).lookup(spec, bucket, quick.variant.page_size, quick.gpu)
+    assert answer.source == "heuristic"
+
+
 def test_an_imported_pass_holds_without_a_check(store: Store, make_config: Make):
     store.put_best(make_config())
     assert store.best_configs() == [make_config()]
