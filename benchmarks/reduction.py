@@ -106,8 +106,10 @@ def main(arguments: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     for spec, name, batch in asked(arguments.interpreter):
         variant = table.lookup(spec, batch, arguments.page_size, gpu).variant
-        ms = measure(Task(spec, batch, arguments.page_size), variant, gpu)
-        rows.append({"spec": spec.key(), "batch": name, "variant": variant.key(), "ms": ms})
+        task = Task(spec, batch, arguments.page_size)
+        ms = measure(task, variant, gpu)
+        ran = {way: each.key() for way, (each, _) in ways_of(variant, task, gpu).items()}
+        rows.append({"spec": spec.key(), "batch": name, "answer": variant.key(), "variants": ran, "ms": ms})
     record.write(arguments.out, {"page_size": arguments.page_size, "rows": rows})
     names = (*WAYS, LAST)
     lines = [[row["batch"], str(row["spec"]).partition(",head")[0],

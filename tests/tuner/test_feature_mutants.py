@@ -162,10 +162,11 @@ def test_bugs_of_the_largest_trees_are_seen(num_tokens: int, mutant: type[SplitA
     assert not check.passed, check.detail
 
 
-def test_a_cap_by_exponentials_is_seen_once_scores_are_in_the_thousands() -> None:
-    spec, batch = AttentionSpec(4, 2, 64, logits_soft_cap=50.0), Batch.parse("2x12@116")
+@pytest.mark.parametrize("kv_len", LENGTHS)
+def test_a_cap_by_exponentials_is_seen_once_scores_are_in_the_thousands(kv_len: int) -> None:
+    spec, batch = AttentionSpec(4, 2, 64, logits_soft_cap=50.0), Batch(((12, kv_len - 12),) * 2)
     tensors = make_tensors(spec, batch, 16, "cpu", 0)
     for size, is_seen in ((1.0, False), (512.0, True)):
         judge = Checker(spec, batch, 16, "cpu", tensors=dataclasses.replace(tensors, q=size * tensors.q))
-        assert judge.judge(SplitAttention(judge, 16, 32).output(victim=1)).passed
-        assert judge.judge(wrong.CapByExponentials(judge, 16, 32).output(victim=1)).passed != is_seen
+        assert judge.judge(split(SplitAttention, judge).output(victim=1)).passed
+        assert judge.judge(split(wrong.CapByExponentials, judge).output(victim=1)).passed != is_seen
