@@ -114,9 +114,8 @@ def _warn_of_others(path: str | os.PathLike[str], rows: Rows[Any], asked: Collec
     held = {slot.gpu_name for slot in rows.slots}
     message = (f"{os.fspath(path)!r} holds configs of {', '.join(sorted(held))} only, which do not answer for "
                f"{', '.join(sorted(asked))}")
-    if held and held.isdisjoint(asked) and message not in named:
-        named.add(message)
-        warnings.warn(message, stacklevel=3)
+    if held and held.isdisjoint(asked):
+        _warn_once(message, named, stacklevel=4)
 
 
 def _require_gpu(gpu: object) -> None:
@@ -141,10 +140,14 @@ def _set_aside(what: str, named: set[str]) -> Generator[None]:
     try:
         yield
     except StoreError as error:
-        message = f"a file of {what} is set aside: {error}"
-        if message not in named:
-            named.add(message)
-            warnings.warn(message, stacklevel=5)
+        _warn_once(f"a file of {what} is set aside: {error}", named, stacklevel=6)
+
+
+def _warn_once(message: str, named: set[str], stacklevel: int) -> None:
+    """Warn, unless the message is in `named`, to which it is added."""
+    if message not in named:
+        named.add(message)
+        warnings.warn(message, stacklevel=stacklevel)
 
 
 def _checked(where: str | None) -> _Stored:

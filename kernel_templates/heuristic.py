@@ -187,14 +187,14 @@ def _hopper(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) 
     """Variants of `gluon_hopper`, of each few of which the first that is valid will do."""
     names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch", "reduction")
     rest = {"registers": 240, "partials": "float32", "reduction": "kernel"}
-    for row in dict.fromkeys(_hopper_rows(spec, bucket, gpu)):
+    for row in _hopper_rows(spec, bucket, gpu):
         variant = Variant.of("gluon_hopper", page_size, {**rest, **dict(zip(names, row, strict=False))})
         # Tiles of large heads leave room for no more stages.
         yield variant, variant.replace(num_stages=2)
 
 
 def _hopper_rows(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> _Table:
-    """The table for `bucket`, and before it the row of it that did best on an H200 (leave_one_out_h200.json)."""
+    """The table for `bucket`, and before it once more the row that did best on an H200 (leave_one_out_h200.json)."""
     if not bucket.has_part("long"):
         return _HOPPER_SHORT
     if not bucket.has_part("short"):
