@@ -11,25 +11,25 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .db.lookup import lookup as lookup
+    from .db.lookup.lookup import lookup as lookup
+    from .db.lookup.table import ConfigTable as ConfigTable
     from .db.store import Store as Store
-    from .db.table import ConfigTable as ConfigTable
     from .kernel_templates.batch import Batch as Batch
     from .kernel_templates.batch import BatchBucket as BatchBucket
     from .kernel_templates.batch import Shape as Shape
     from .kernel_templates.errors import TunerError as TunerError
     from .kernel_templates.gpu import Gpu as Gpu
-    from .kernel_templates.launch import Tensors as Tensors
-    from .kernel_templates.launch import make_launcher as make_launcher
-    from .kernel_templates.merge import merge as merge
+    from .kernel_templates.launch.launcher import Tensors as Tensors
+    from .kernel_templates.launch.launcher import make_launcher as make_launcher
     from .kernel_templates.outcome import BestConfig as BestConfig
     from .kernel_templates.spec import AttentionSpec as AttentionSpec
+    from .kernel_templates.task import Task as Task
     from .kernel_templates.variant import Variant as Variant
     from .runtime.hybrid_attention import HybridAttention as HybridAttention
+    from .runtime.merge import merge as merge
     from .runtime.unified_attention import unified_attention as unified_attention
     from .tuner.run import Executor as Executor
     from .tuner.run import Settings as Settings
-    from .tuner.task import Task as Task
     from .tuner.tune import tune as tune
 
     __version__: str
@@ -63,20 +63,20 @@ _HOMES = {
     "Batch": ".kernel_templates.batch",
     "BatchBucket": ".kernel_templates.batch",
     "BestConfig": ".kernel_templates.outcome",
-    "ConfigTable": ".db.table",
+    "ConfigTable": ".db.lookup.table",
     "Executor": ".tuner.run",
     "Gpu": ".kernel_templates.gpu",
     "HybridAttention": ".runtime.hybrid_attention",
     "Settings": ".tuner.run",
     "Shape": ".kernel_templates.batch",
     "Store": ".db.store",
-    "Task": ".tuner.task",
-    "Tensors": ".kernel_templates.launch",
+    "Task": ".kernel_templates.task",
+    "Tensors": ".kernel_templates.launch.launcher",
     "TunerError": ".kernel_templates.errors",
     "Variant": ".kernel_templates.variant",
-    "lookup": ".db.lookup",
-    "make_launcher": ".kernel_templates.launch",
-    "merge": ".kernel_templates.merge",
+    "lookup": ".db.lookup.lookup",
+    "make_launcher": ".kernel_templates.launch.launcher",
+    "merge": ".runtime.merge",
     "tune": ".tuner.tune",
     "unified_attention": ".runtime.unified_attention",
 }

@@ -25,14 +25,14 @@ import record
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.outcome import Outcome, Skipped, Timed
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.files import find_by_suffix
 from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.leads import NEIGHBOURS, first_variants, merged_ratios
 from attention_tuner.tuner.recording import Recording
-from attention_tuner.tuner.samplers import DEFAULT_SAMPLER, SAMPLERS
-from attention_tuner.tuner.study import Study
-from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.sampling.samplers import DEFAULT_SAMPLER, SAMPLERS
+from attention_tuner.tuner.sampling.study import Study
 
 # Within this of the optimum a search has done what it is for.
 GOOD = 1.02

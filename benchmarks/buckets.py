@@ -29,10 +29,10 @@ from attention_tuner.db.losses import Loss
 from attention_tuner.kernel_templates.batch import Batch, BatchSummary
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import BestConfig, Timing
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.template import why_invalid
-from attention_tuner.tuner.commands_tune import executor_on as command_executor
-from attention_tuner.tuner.jobs import RaceJob
-from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.console.tune import executor_on as command_executor
+from attention_tuner.tuner.measure.jobs import RaceJob
 
 # The width that buckets have.
 BUCKET_WIDTH = 2.0

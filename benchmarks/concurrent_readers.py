@@ -133,7 +133,7 @@ def tune(path: str, batches: Sequence[str], seconds: float, results: Queue[dict[
 
     for name in WRITES:
         timed(name)
-    from attention_tuner.tuner.cli import main as command
+    from attention_tuner.tuner.console.app import main as command
 
     named = [part for batch in batches for part in ("--batch", batch)]
     with open(f"{path}.log", "w", encoding="utf-8") as sys.stdout:

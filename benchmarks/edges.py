@@ -13,20 +13,20 @@ from typing import Any
 
 import record
 
-from attention_tuner.db.lookup import load_table
-from attention_tuner.db.table import ConfigTable
+from attention_tuner.db.lookup.lookup import load_table
+from attention_tuner.db.lookup.table import ConfigTable
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
-from attention_tuner.kernel_templates.inputs import make_tensors
+from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.models import model_specs
 from attention_tuner.search_spaces.suites import named_batches
-from attention_tuner.tuner.task import Task
-from attention_tuner.tuner.timing import Stopwatch
-from attention_tuner.tuner.workbench import Workbench
+from attention_tuner.tuner.measure.bench import Workbench
+from attention_tuner.tuner.measure.stopwatch import Stopwatch
 
 SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32)
 CONTEXT_LEN = 32_767

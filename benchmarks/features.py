@@ -21,22 +21,22 @@ from peerbench.ours import Candidate, compile_ahead
 from peerbench.rates import rates_of
 from peerbench.workloads import Workload, workloads
 
-from attention_tuner.db.lookup import load_table
-from attention_tuner.db.table import ConfigTable
+from attention_tuner.db.lookup.lookup import load_table
+from attention_tuner.db.lookup.table import ConfigTable
 from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
-from attention_tuner.kernel_templates.launch import Tensors
+from attention_tuner.kernel_templates.launch.launcher import Tensors
 from attention_tuner.kernel_templates.outcome import Regime
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.check import Checker
-from attention_tuner.tuner.child import one_line
-from attention_tuner.tuner.floor import floor_ms
-from attention_tuner.tuner.jobs import Rates
-from attention_tuner.tuner.task import Task
-from attention_tuner.tuner.timing import Stopwatch
-from attention_tuner.tuner.workbench import Workbench
+from attention_tuner.tuner.measure.bench import Workbench
+from attention_tuner.tuner.measure.check import Checker
+from attention_tuner.tuner.measure.floor import floor_ms
+from attention_tuner.tuner.measure.jobs import Rates
+from attention_tuner.tuner.measure.stopwatch import Stopwatch
+from attention_tuner.tuner.processes.child import one_line
 
 PLAIN = "plain"
 # One batch of each kind says what another geometry costs.

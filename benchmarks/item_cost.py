@@ -19,13 +19,13 @@ from edges import in_turns, sampler
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.launch.work_list import WorkListLauncher
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.kernel_templates.work_list_launch import WorkListLauncher
 from attention_tuner.search_spaces.models import model_specs
-from attention_tuner.tuner.task import Task
-from attention_tuner.tuner.workbench import Workbench
+from attention_tuner.tuner.measure.bench import Workbench
 
 GRAPH = Regime("graph")
 TEMPLATES = ("fused", "gluon_hopper")

@@ -14,12 +14,12 @@ from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.jobs import MeasureJob
+from attention_tuner.tuner.measure.jobs import MeasureJob
+from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import Executor, Listener, Progress, Settings, TaskResult
-from attention_tuner.tuner.task import Task
 from attention_tuner.tuner.tune import tune
-from attention_tuner.tuner.worker import Worker
 
 SPEC = AttentionSpec(2, 1, 64, dtype="float16")
 TASKS = (Task(SPEC, Batch.parse("1x9@20,1x1@24"), 16), Task(SPEC, Batch.parse("2x1@20"), 16))

@@ -19,8 +19,9 @@ import numpy as np
 import record
 import synthetic
 
-from attention_tuner.db import Answer, ConfigTable, Exported, LiveTable, Store, load_table, lookup, write_configs
+from attention_tuner.db import Answer, ConfigTable, Exported, LiveTable, Store, load_table, write_configs
 from attention_tuner.db.engine import PATH_VARIABLE
+from attention_tuner.db.lookup import lookup
 from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.outcome import BestConfig
 

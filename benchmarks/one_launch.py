@@ -11,10 +11,10 @@ import argparse
 import torch
 from peerbench.workloads import workloads
 
-from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.inputs import make_tensors
-from attention_tuner.kernel_templates.launch import make_launcher
+from attention_tuner.kernel_templates.launch.device import present_gpu
+from attention_tuner.kernel_templates.launch.launcher import make_launcher
+from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.variant import Variant
 
 

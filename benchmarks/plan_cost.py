@@ -20,7 +20,7 @@ import torch
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
-from attention_tuner.kernel_templates.launch import Launcher, make_launcher
+from attention_tuner.kernel_templates.launch.launcher import Launcher, make_launcher
 from attention_tuner.kernel_templates.lengths import Lengths
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import templates, why_invalid

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
+from attention_tuner.kernel_templates.launch.device import present_gpu
 
 PACKAGES = ("torch", "triton", "optuna", "sqlalchemy", "numpy", "scipy")
 GPU_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit",

@@ -10,9 +10,9 @@ import record
 from attention_tuner.kernel_templates.batch import Shape
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Timed, Verdict
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.portfolio import Group, Measured, Portfolio, TunedShape, curve, fewest_kernels
 from attention_tuner.tuner.recording import Recording
-from attention_tuner.tuner.task import Task
 
 
 def shape_of(recording: Recording, task: Task) -> TunedShape:

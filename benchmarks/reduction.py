@@ -15,19 +15,19 @@ from typing import Any
 import record
 from edges import in_turns, sampler
 
-from attention_tuner.db.lookup import load_table
+from attention_tuner.db.lookup.lookup import load_table
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import Gpu
-from attention_tuner.kernel_templates.launch import Launcher, Tensors
+from attention_tuner.kernel_templates.launch.launcher import Launcher, Tensors
+from attention_tuner.kernel_templates.launch.work_list import COMBINE_ROWS
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.template import why_invalid
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.kernel_templates.work_list_launch import COMBINE_ROWS
 from attention_tuner.search_spaces.models import model_specs
 from attention_tuner.search_spaces.suites import named_batches
-from attention_tuner.tuner.task import Task
-from attention_tuner.tuner.workbench import Workbench
+from attention_tuner.tuner.measure.bench import Workbench
 
 GRAPH = Regime("graph")
 

@@ -17,12 +17,12 @@ from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.models import model_specs
 from attention_tuner.search_spaces.suites import named_batches
-from attention_tuner.tuner.task import Task
-from attention_tuner.tuner.timing import Stopwatch
-from attention_tuner.tuner.workbench import Workbench
+from attention_tuner.tuner.measure.bench import Workbench
+from attention_tuner.tuner.measure.stopwatch import Stopwatch
 
 PAGE_SIZE = 16
 SAMPLES = 20

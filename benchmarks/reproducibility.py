@@ -25,15 +25,15 @@ from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.models import model_specs
 from attention_tuner.search_spaces.suites import named_batches
-from attention_tuner.tuner import documents
-from attention_tuner.tuner.commands_tune import executor_on as command_executor
-from attention_tuner.tuner.jobs import RaceJob
-from attention_tuner.tuner.race import Interval, compare
+from attention_tuner.tuner.console import documents
+from attention_tuner.tuner.console.tune import executor_on as command_executor
+from attention_tuner.tuner.measure.jobs import RaceJob
+from attention_tuner.tuner.measure.race import Interval, compare
 from attention_tuner.tuner.run import Executor, Settings, TaskResult
-from attention_tuner.tuner.task import Task
 from attention_tuner.tuner.tune import tune
 
 PAGE_SIZE = 16

@@ -29,7 +29,7 @@ if not torch.cuda.is_available():
 import record
 
 from attention_tuner import AttentionSpec, Batch, HybridAttention, Tensors, unified_attention
-from attention_tuner.kernel_templates.inputs import make_tensors
+from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.runtime.custom_op import hybrid_attention_op
 
 SPEC = AttentionSpec(32, 8, 128)

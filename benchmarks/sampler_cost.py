@@ -24,8 +24,8 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import templates
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
-from attention_tuner.tuner.samplers import DEFAULT_SAMPLER, SAMPLERS
-from attention_tuner.tuner.study import Study
+from attention_tuner.tuner.sampling.samplers import DEFAULT_SAMPLER, SAMPLERS
+from attention_tuner.tuner.sampling.study import Study
 
 BATCH = Batch.parse("1x512@16384,63x1@32768")
 SIZES = (1_500, 10_000, 100_000)

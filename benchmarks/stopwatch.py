@@ -20,14 +20,14 @@ import torch
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
-from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.launch.device import present_gpu
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.tuner.task import Task
-from attention_tuner.tuner.timing import Stopwatch, num_buffers
-from attention_tuner.tuner.workbench import Workbench
+from attention_tuner.kernel_templates.task import Task
+from attention_tuner.tuner.measure.bench import Workbench
+from attention_tuner.tuner.measure.stopwatch import Stopwatch, num_buffers
 
 MIB = 1 << 20
 LLAMA_3_8B = AttentionSpec(32, 8, 128)

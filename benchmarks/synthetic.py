@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from attention_tuner.db.lookup import shipped_configs
+from attention_tuner.db.lookup.lookup import shipped_configs
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
 from attention_tuner.kernel_templates.outcome import BestConfig
 from attention_tuner.kernel_templates.template import leaves_keys_whole

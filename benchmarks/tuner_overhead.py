@@ -32,14 +32,14 @@ from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.outcome import Check, Failed, Outcome, Regime, StaticFacts, Timed, Timing
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
-from attention_tuner.tuner.jobs import CompileJob, MeasureJob, PrepareJob
-from attention_tuner.tuner.progress import TuneProgress
+from attention_tuner.tuner.console.progress import TuneProgress
+from attention_tuner.tuner.measure.jobs import CompileJob, MeasureJob, PrepareJob
 from attention_tuner.tuner.run import Executor, Progress, Settings
-from attention_tuner.tuner.study import Study
-from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.sampling.study import Study
 from attention_tuner.tuner.tune import tune
 
 GPU = TARGETS["sm_90"]

@@ -138,7 +138,7 @@ class LeftOut:
 
 def leave_one_out(configs: Sequence[BestConfig], times_of: TimesOf, chain: Chain | None = None) -> list[LeftOut]:
     """Each config of which times are known, left out with all others of its batch, and what is answered then."""
-    from .table import ConfigTable
+    from .lookup.table import ConfigTable
 
     slots: dict[object, list[BestConfig]] = defaultdict(list)
     for config in configs:

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, select
 
 from ..kernel_templates.outcome import BestConfig
 from .answer import Origin
-from .full_checks import FullCheckRow
+from .checks import FullCheckRow
 from .losses import Loss, LossRow
 from .models import UNREADABLE, BestRow
 from .rows import COLUMNS, Rows, set_aside, stored

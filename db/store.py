@@ -25,8 +25,8 @@ from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import templates
 from ..kernel_templates.variant import Variant
 from . import migrate
+from .checks import FullCheckRow, FullChecks
 from .engine import WRITES, make_engine, shown_name, sqlite_path, translated
-from .full_checks import FullCheckRow, FullChecks
 from .losses import Loss, LossRow
 from .models import UNREADABLE, BestRow, RunRow, TrialRow
 from .records import EnvironmentOf, Setting, TrialRecord, spec_text, utc_now

@@ -13,8 +13,9 @@ from .variant import Variant
 # Modules that affect every template which launches the kernel over a work list.
 SHARED_SOURCES = tuple(
     f"{__package__}.{name}"
-    for name in ("arithmetic", "attention", "batch", "combine", "launch", "lengths", "limits", "plan", "room", "spec",
-                 "tiles", "upload", "work_list_launch", "workspace")
+    for name in ("batch", "lengths", "limits", "spec", "launch.launcher", "launch.plan", "launch.room", "launch.tiles",
+                 "launch.upload", "launch.work_list", "launch.workspace", "triton_family.arithmetic",
+                 "triton_family.attention", "triton_family.combine")
 )
 
 # A thread has at most 255 registers of 4 bytes on every GPU that Triton compiles for.

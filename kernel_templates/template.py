@@ -155,11 +155,11 @@ def templates() -> dict[str, Template]:
     One of another package that cannot be imported, or is no `Template`, is set aside with a warning that names it: no
     broken package may end an engine. Raises `TunerError` when two share a name.
     """
-    from .fused import FUSED
-    from .gluon_hopper import GLUON_HOPPER
-    from .persistent import PERSISTENT
-    from .two_launch import TWO_LAUNCH
-    from .unified import UNIFIED
+    from .hopper.template import GLUON_HOPPER
+    from .triton_family.fused import FUSED
+    from .triton_family.persistent import PERSISTENT
+    from .triton_family.two_launch import TWO_LAUNCH
+    from .triton_family.unified import UNIFIED
 
     found = {template.name: template for template in (UNIFIED, FUSED, TWO_LAUNCH, PERSISTENT, GLUON_HOPPER)}
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from ..kernel_templates.batch import MAX_SEQUENCES, MAX_TOKENS
 from ..kernel_templates.errors import BatchError, SpecError
-from ..kernel_templates.launch import ANY, Tensors, check_tensor
+from ..kernel_templates.launch.launcher import ANY, Tensors, check_tensor
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import PAGE_MULTIPLE
 from ..kernel_templates.variant import Variant

@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 import torch
 
-from ..db.lookup import lookup
+from ..db.lookup.lookup import lookup
 from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket, BatchSummary
-from ..kernel_templates.cache_keys import settled_launcher
-from ..kernel_templates.device import present_gpu
 from ..kernel_templates.errors import GpuError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.heuristic import candidates
-from ..kernel_templates.launch import Launcher
+from ..kernel_templates.launch.cache_keys import settled_launcher
+from ..kernel_templates.launch.device import present_gpu
+from ..kernel_templates.launch.launcher import Launcher
+from ..kernel_templates.launch.work_list import INTERPRETED
+from ..kernel_templates.launch.workspace import Workspace
 from ..kernel_templates.limits import next_power_of_two
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
-from ..kernel_templates.work_list_launch import INTERPRETED
-from ..kernel_templates.workspace import Workspace
 from .lengths import StepLengths
 
 Chooser = Callable[[AttentionSpec, BatchBucket, int, Gpu], Variant]

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import ArrayLike
 
 from ..kernel_templates.errors import BatchError
+from ..kernel_templates.launch.upload import Upload
 from ..kernel_templates.lengths import IntArray, Lengths
-from ..kernel_templates.upload import Upload
 
 
 class StepLengths(NamedTuple):

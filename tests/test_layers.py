@@ -28,7 +28,8 @@ ALLOWED = {
 OWNERS = {"triton": "kernel_templates", "sqlalchemy": "db", "alembic": "db"}
 
 RECORDS = ("errors", "gpu", "spec", "batch", "variant", "template", "outcome")
-TORCH_FREE = (*RECORDS, "default", "heuristic", "room", "unified", "fused", "two_launch", "persistent")
+TORCH_FREE = (*RECORDS, "task", "default", "heuristic", "launch.room",
+              *(f"triton_family.{name}" for name in ("unified", "fused", "two_launch", "persistent")))
 
 Imports = list[tuple[str, bool]]
 

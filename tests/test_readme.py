@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from attention_tuner.db import shipped_configs
 from attention_tuner.search_spaces.suites import named_batches
-from attention_tuner.tuner.cli import PROGRAM, app
+from attention_tuner.tuner.console.app import PROGRAM, app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -6,8 +6,8 @@ import statistics
 from collections import deque
 
 from ..kernel_templates.outcome import Failed, Outcome, Timed
+from ..kernel_templates.task import Task
 from .forecast import LAUNCHES_PER_TRIAL, interpreted_seconds
-from .task import Task
 
 # Wall time of one job: the first of a task also computes the reference.
 JOB_LIMIT_S = 120.0

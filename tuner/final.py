@@ -8,9 +8,9 @@ from dataclasses import replace
 from ..kernel_templates.errors import JobError
 from ..kernel_templates.outcome import Failed, Timing, Verdict
 from ..kernel_templates.variant import Variant
-from .blocks import expected_s
-from .jobs import RaceJob, RaceResult
-from .race import ALPHA, choose, compare, num_comparisons, rounds_needed, simplicity
+from .measure.blocks import expected_s
+from .measure.jobs import RaceJob, RaceResult
+from .measure.race import ALPHA, choose, compare, num_comparisons, rounds_needed, simplicity
 from .search import Search
 
 # A variant this much slower than the fastest of a search is no finalist: times of one variant differ by up to 9 %

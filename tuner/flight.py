@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..kernel_templates.outcome import Failed, Outcome
 from .costs import Costs
-from .jobs import MeasureJob
+from .measure.jobs import MeasureJob
 from .run import Executor
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.task import Task
 from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import Survey, survey
-from .task import Task
 
 # Measured with Triton 3.6 to 3.9 on one core of a server: what the interpreter takes for each tile of keys.
 INTERPRETED_TILE_S = 0.005
@@ -58,7 +58,7 @@ def forecast(task: Task, gpu: Gpu, trials: int, sampler: str, seed: int) -> Fore
 
     Imports Optuna. Raises `InputError` for an unknown `sampler`.
     """
-    from .study import Study
+    from .sampling.study import Study
 
     found = survey(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
     study = Study(found.valid, [default_variant(task.spec, task.batch, task.page_size)], sampler, seed)

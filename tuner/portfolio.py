@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..db import ConfigTable, Source, Store
-from ..db.full_checks import FullChecks
+from ..db.checks import FullChecks
 from ..db.records import TrialRecord
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.default import default_variant

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ..db.records import TrialRecord
 from ..kernel_templates.errors import InputError, JobError
 from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Wrong
+from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from ..search_spaces.grids import Grid
 from .costs import Costs
@@ -24,10 +25,9 @@ from .ground_truth import (
     short_name,
     task_name,
 )
-from .jobs import MeasureJob, PrepareJob
+from .measure.jobs import MeasureJob, PrepareJob
 from .run import Run
 from .search import EXCEEDS_SHARED_MEMORY, POLL_S
-from .task import Task
 
 # Codes that are compiled, or queued to be, for each process of the pool.
 AHEAD = 3

@@ -31,9 +31,9 @@ from ..kernel_templates.outcome import (
     Wrong,
 )
 from ..kernel_templates.spec import AttentionSpec
+from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from ..search_spaces.files import find_by_suffix
-from .task import Task
 
 FORMAT = "attention-tuner recording"
 VERSION = 1

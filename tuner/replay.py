@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ..db.store import Store
 from ..kernel_templates.outcome import Outcome, Skipped, Timed
+from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from .recording import Recording
 from .run import Listener, Progress, Settings, TaskResult
 from .simulated import PROCESSES, executor_of
-from .task import Task
 from .tune import tune
 
 # What is at most this many times as slow as the optimum is as good.

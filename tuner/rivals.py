@@ -11,7 +11,7 @@ from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Timed
 from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
-from .points import beside
+from .sampling.points import beside
 
 # Of the variants that a winner was tried with, the fastest others.
 RUNNERS_UP = 2

@@ -16,13 +16,13 @@ from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Failed, Outcome, Regime, Skipped, Timed, Timing, Wrong
 from ..kernel_templates.sources import environment
+from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
-from .builds import Builds, Compiler
-from .child import Job
-from .jobs import GRAPH
+from .measure.jobs import GRAPH
+from .processes.builds import Builds, Compiler
+from .processes.child import Job
 from .recording import Recording
-from .samplers import DEFAULT_SAMPLER
-from .task import Task
+from .sampling.samplers import DEFAULT_SAMPLER
 
 R = TypeVar("R")
 

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from ..db.store import Store
 from ..kernel_templates.errors import StoreError
 from ..kernel_templates.gpu import Gpu
-from .builds import Builds
-from .card import card_state
+from .measure.card import card_state
+from .processes.builds import Builds
 from .run import Executor, Listener, Run, Settings
 
 

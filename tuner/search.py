@@ -11,15 +11,15 @@ from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.errors import JobError
 from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Timing
+from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import survey
 from .costs import Costs
 from .flight import Flight
-from .jobs import MeasureJob, PrepareJob
 from .leads import first_variants, log_ratios, neighbours, proven
+from .measure.jobs import MeasureJob, PrepareJob
 from .run import Progress, Run, TaskResult
-from .study import Study
-from .task import Task
+from .sampling.study import Study
 
 # Samples that the interpreter takes for each trial: each is a launch of a tenth of a second or more.
 INTERPRETED_SAMPLES = 2

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 from ..kernel_templates.errors import JobError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import Environment, Failed, StaticFacts, Timed, Timing, Wrong
+from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
-from .blocks import expected_s
-from .child import Job
-from .jobs import CompileJob, MeasureJob, PrepareJob, RaceJob, RaceResult
+from .measure.blocks import expected_s
+from .measure.jobs import CompileJob, MeasureJob, PrepareJob, RaceJob, RaceResult
+from .processes.child import Job
 from .recording import Recorded, Recording
 from .run import Executor
-from .task import Task
 
 R = TypeVar("R")
 

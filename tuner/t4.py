@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..kernel_templates.outcome import Failed, Outcome, Skipped, Timed, Wrong
-from .limit import EXCEEDED
+from ..kernel_templates.task import Task
+from .console.text import short
+from .processes.limit import EXCEEDED
 from .recording import Recorded, Recording
-from .task import Task
-from .wording import short
 
 T4_VERSION = "1.0.0"
 # Of a batch, so many characters are in the name of a file.

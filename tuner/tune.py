@@ -10,10 +10,11 @@ from dataclasses import replace
 from ..db.records import Setting
 from ..db.store import Store
 from ..kernel_templates.batch import minimum_traffic
-from ..kernel_templates.device import present_memory_bytes
 from ..kernel_templates.errors import InputError, TunerError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
+from ..kernel_templates.launch.device import present_memory_bytes
 from ..kernel_templates.outcome import Verdict
+from ..kernel_templates.task import Task
 from .best import is_newest, keep, stored_best
 from .cross import CROSS_SHARE, cross
 from .final import RACE_LIMIT_S, Final
@@ -21,7 +22,6 @@ from .forecast import FEWEST_TRIALS, fewest_seconds
 from .run import Executor, Listener, Run, Settings, TaskResult
 from .running import running
 from .search import Search
-from .task import Task
 
 # Of a task's time, what is kept for its final race.
 RACE_SHARE = 0.25

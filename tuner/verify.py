@@ -10,14 +10,14 @@ from ..db.store import Store
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Timing, Verdict
+from ..kernel_templates.task import Task
 from ..kernel_templates.template import why_invalid
 from ..kernel_templates.variant import Variant
 from .final import LOOKS, RACE_LIMIT_S, SCREEN, Final
-from .race import ALPHA, TIE, compare, num_comparisons
+from .measure.race import ALPHA, TIE, compare, num_comparisons
 from .rivals import rivals
 from .run import Executor, Listener, Run, Settings
 from .search import Search
-from .task import Task
 from .tune import tune
 
 # What a winner is raced with, itself and the default among them; the interpreter takes seconds for each.

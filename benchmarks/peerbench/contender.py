@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from attention_tuner.kernel_templates.launch import Tensors, query_start_locs
-from attention_tuner.kernel_templates.reference import gather
-from attention_tuner.tuner.task import Task
+from attention_tuner.kernel_templates.launch.launcher import Tensors, query_start_locs
+from attention_tuner.kernel_templates.oracle.reference import gather
+from attention_tuner.kernel_templates.task import Task
 
 
 class MissingError(Exception):
@@ -102,6 +102,6 @@ def query_starts(task: Task) -> torch.Tensor:
 
 def reason_of(error: BaseException) -> str:
     """One line that says what went wrong."""
-    from attention_tuner.tuner.child import one_line
+    from attention_tuner.tuner.processes.child import one_line
 
     return str(error) if isinstance(error, (MissingError, RefusedError)) else one_line(error)

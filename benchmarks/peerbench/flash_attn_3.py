@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from attention_tuner.kernel_templates.launch import Tensors
-from attention_tuner.tuner.task import Task
+from attention_tuner.kernel_templates.launch.launcher import Tensors
+from attention_tuner.kernel_templates.task import Task
 
 from .contender import Contender, Loaded, MissingError, Peer, Places, reason_of
 from .vllm_triton import version_of

@@ -10,23 +10,23 @@ from typing import Any
 
 import torch
 
-from attention_tuner.db.export import import_json
-from attention_tuner.db.lookup import load_table
+from attention_tuner.db.lookup.export import import_json
+from attention_tuner.db.lookup.lookup import load_table
+from attention_tuner.db.lookup.table import ConfigTable
 from attention_tuner.db.records import Setting
 from attention_tuner.db.store import Store
-from attention_tuner.db.table import ConfigTable
 from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import candidates as guesses
-from attention_tuner.kernel_templates.launch import Launcher, Tensors
+from attention_tuner.kernel_templates.launch.launcher import Launcher, Tensors
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Timed
 from attention_tuner.kernel_templates.sources import environment
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.template import template_of, why_invalid
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.builds import Builds
-from attention_tuner.tuner.cache import triton_cache
-from attention_tuner.tuner.compile import CompilePool
-from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.processes.builds import Builds
+from attention_tuner.tuner.processes.cache import triton_cache
+from attention_tuner.tuner.processes.compile import CompilePool
 
 from .contender import Contender
 

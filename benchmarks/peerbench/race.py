@@ -12,10 +12,10 @@ from typing import cast
 
 import torch
 
-from attention_tuner.kernel_templates.launch import Launcher, Tensors
+from attention_tuner.kernel_templates.launch.launcher import Launcher, Tensors
 from attention_tuner.kernel_templates.outcome import Check
-from attention_tuner.tuner.timing import Stopwatch
-from attention_tuner.tuner.workbench import Workbench
+from attention_tuner.tuner.measure.bench import Workbench
+from attention_tuner.tuner.measure.stopwatch import Stopwatch
 
 from .contender import Contender, RefusedError, reason_of
 from .ours import GRAPH, Candidate, Ours

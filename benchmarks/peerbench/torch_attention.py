@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from attention_tuner.kernel_templates.launch import Tensors, query_start_locs
-from attention_tuner.kernel_templates.reference import gather
-from attention_tuner.tuner.task import Task
+from attention_tuner.kernel_templates.launch.launcher import Tensors, query_start_locs
+from attention_tuner.kernel_templates.oracle.reference import gather
+from attention_tuner.kernel_templates.task import Task
 
 from .contender import Contender, Loaded, MissingError, Peer, Places, RefusedError, gathered, reason_of, starts_of
 

@@ -17,10 +17,10 @@ from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.outcome import Check, Failed, Outcome, Regime, Skipped, Timed, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.recording import Recorded, Recording
-from attention_tuner.tuner.study import Study
-from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.sampling.study import Study
 
 GPU, REGIME = TARGETS["sm_90"], Regime("graph")
 CHUNK, DECODE = (Task(AttentionSpec(8, 2, 64), Batch.parse(text), 16) for text in ("1x512@1024", "4x1@5000"))

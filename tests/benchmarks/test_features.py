@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attention_tuner.db.table import ConfigTable
+from attention_tuner.db.lookup.table import ConfigTable
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.template import template_of, why_invalid

@@ -19,7 +19,7 @@ from attention_tuner.db.losses import leave_one_out
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.outcome import BestConfig, Check, Regime, Timed, Timing
 from attention_tuner.search_spaces.suites import named_batches
-from attention_tuner.tuner.jobs import RaceJob, RaceResult
+from attention_tuner.tuner.measure.jobs import RaceJob, RaceResult
 from attention_tuner.tuner.recording import Recording
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.reference import attention
+from attention_tuner.kernel_templates.oracle.reference import attention
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.tuner.check import Checker
-from attention_tuner.tuner.task import Task
+from attention_tuner.kernel_templates.task import Task
+from attention_tuner.tuner.measure.check import Checker
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(FOLDER))

@@ -16,10 +16,10 @@ from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.launch.work_list import WorkListLauncher
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.work_list_launch import WorkListLauncher
-from attention_tuner.tuner.race import Interval
-from attention_tuner.tuner.task import Task
+from attention_tuner.kernel_templates.task import Task
+from attention_tuner.tuner.measure.race import Interval
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))

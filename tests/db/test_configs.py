@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from attention_tuner.db import ConfigTable, export_json, import_json
-from attention_tuner.db.lookup import SHIPPED
+from attention_tuner.db.lookup.lookup import SHIPPED
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Timing

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attention_tuner.db import ConfigTable, Store, load_table
-from attention_tuner.db.full_checks import StoredChecks
+from attention_tuner.db.checks import StoredChecks
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.outcome import BestConfig, CaseResult, FullCheck
 

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
-from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.errors import SpecError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.heuristic import candidates
-from attention_tuner.kernel_templates.inputs import make_tensors
-from attention_tuner.kernel_templates.launch import Tensors, make_launcher
-from attention_tuner.kernel_templates.merge import merge
-from attention_tuner.kernel_templates.reference import paged_attention
+from attention_tuner.kernel_templates.launch.device import present_gpu
+from attention_tuner.kernel_templates.launch.launcher import Tensors, make_launcher
+from attention_tuner.kernel_templates.oracle.inputs import make_tensors
+from attention_tuner.kernel_templates.oracle.reference import paged_attention
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.template import templates, why_invalid
 from attention_tuner.kernel_templates.variant import Value, Variant
-from attention_tuner.tuner.check import Checker
+from attention_tuner.runtime.merge import merge
 from attention_tuner.tuner.forecast import interpreted_seconds
-from attention_tuner.tuner.task import Task
+from attention_tuner.tuner.measure.check import Checker
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

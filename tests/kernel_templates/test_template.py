@@ -12,9 +12,7 @@ import pytest
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import TunerError, VariantError
-from attention_tuner.kernel_templates.fused import FUSED
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
-from attention_tuner.kernel_templates.persistent import PERSISTENT
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import (
     Dimension,
@@ -24,8 +22,10 @@ from attention_tuner.kernel_templates.template import (
     templates,
     why_invalid,
 )
-from attention_tuner.kernel_templates.two_launch import TWO_LAUNCH
-from attention_tuner.kernel_templates.unified import UNIFIED
+from attention_tuner.kernel_templates.triton_family.fused import FUSED
+from attention_tuner.kernel_templates.triton_family.persistent import PERSISTENT
+from attention_tuner.kernel_templates.triton_family.two_launch import TWO_LAUNCH
+from attention_tuner.kernel_templates.triton_family.unified import UNIFIED
 from attention_tuner.kernel_templates.variant import Variant
 
 SPEC = AttentionSpec(32, 8, 128)

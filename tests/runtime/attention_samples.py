@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.launch import Tensors
+from attention_tuner.kernel_templates.launch.launcher import Tensors
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.runtime.hybrid_attention import HybridAttention
-from attention_tuner.tuner.check import Checker
+from attention_tuner.tuner.measure.check import Checker
 
 SPEC = AttentionSpec(4, 2, 64, "float16")
 SPLIT = Variant.of("unified", 16, {"block_m": 16, "block_n": 16, "num_segments": 4, "num_warps": 4, "num_stages": 2})

@@ -8,7 +8,7 @@ from attention_tuner.kernel_templates.errors import SpecError
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.runtime.custom_op import hybrid_attention_op, register
 from attention_tuner.runtime.hybrid_attention import HybridAttention
-from attention_tuner.tuner.check import Checker
+from attention_tuner.tuner.measure.check import Checker
 
 
 @pytest.mark.parametrize("lse", [False, True])

@@ -11,12 +11,12 @@ from attention_samples import GPU_SPEC, SPEC, SPLIT, checker_of, made, plan, run
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import BatchError, SpecError, VariantError
-from attention_tuner.kernel_templates.fused import FUSED
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
-from attention_tuner.kernel_templates.launch import Tensors
+from attention_tuner.kernel_templates.launch.launcher import Tensors
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import templates
+from attention_tuner.kernel_templates.triton_family.fused import FUSED
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.runtime.hybrid_attention import HybridAttention
 from attention_tuner.runtime.launchers import from_default_table

@@ -12,7 +12,7 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.runtime.hybrid_attention import HybridAttention
 from attention_tuner.runtime.lengths import StepLengths
 from attention_tuner.runtime.step import Step
-from attention_tuner.tuner.check import Checker
+from attention_tuner.tuner.measure.check import Checker
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -12,7 +12,7 @@ from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Regime, Timing, Verdict
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.tuner.cli import main
+from attention_tuner.tuner.console.app import main
 
 SPEC = AttentionSpec(8, 2, 64, dtype="float16")
 BATCH = Batch.parse("1x16@32,2x1@40")

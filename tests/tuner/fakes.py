@@ -16,11 +16,11 @@ from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
 from attention_tuner.kernel_templates.outcome import Check, Environment, Failed, StaticFacts, Timed, Timing, Wrong
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.builds import Builds
-from attention_tuner.tuner.jobs import CompileJob, MeasureJob, PrepareJob, RaceJob, RaceResult
+from attention_tuner.tuner.measure.jobs import CompileJob, MeasureJob, PrepareJob, RaceJob, RaceResult
+from attention_tuner.tuner.processes.builds import Builds
 from attention_tuner.tuner.run import Executor, Listener, Run, Settings
-from attention_tuner.tuner.task import Task
 
 GPU = TARGETS["sm_90"]
 SPEC = AttentionSpec(8, 2, 64)

@@ -19,12 +19,12 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.outcome import BestConfig, Failed, Regime, Timed
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.template import ENTRY_POINTS, templates
 from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import Compiler, Executor, Listener, Settings, TaskResult
-from attention_tuner.tuner.task import Task
 from attention_tuner.tuner.tune import tune
-from attention_tuner.tuner.worker import Worker
 
 TASK = Task(AttentionSpec(2, 1, 64, dtype="float16"), Batch.parse("1x9@20,1x1@24"), 16)
 SETTINGS = Settings(trials=len(DELAYS_MS) + 1, sampler="random")

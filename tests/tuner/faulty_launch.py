@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.launch import Launcher, Tensors
-from attention_tuner.kernel_templates.reference import paged_attention
+from attention_tuner.kernel_templates.launch.launcher import Launcher, Tensors
+from attention_tuner.kernel_templates.oracle.reference import paged_attention
 
 
 @triton.jit

@@ -15,8 +15,8 @@ from typing import Any
 
 from attention_tuner.kernel_templates.outcome import StaticFacts, Timed
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.child import Context, Job
-from attention_tuner.tuner.jobs import CompileJob, MeasureJob
+from attention_tuner.tuner.measure.jobs import CompileJob, MeasureJob
+from attention_tuner.tuner.processes.child import Context, Job
 
 VARIANT = Variant("toy", 16, (("block_m", 16),))
 
@@ -189,9 +189,9 @@ class IllegalAccess(MeasureJob):
     def run(self, context: Context) -> Timed:
         import torch
 
-        from attention_tuner.kernel_templates.device import present_gpu
-        from attention_tuner.kernel_templates.inputs import make_tensors
-        from attention_tuner.kernel_templates.launch import make_launcher
+        from attention_tuner.kernel_templates.launch.device import present_gpu
+        from attention_tuner.kernel_templates.launch.launcher import make_launcher
+        from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 
         context.at("check", self.variant)
         gpu = present_gpu()

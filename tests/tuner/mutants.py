@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 
 from attention_tuner.kernel_templates.batch import TREE_TOKENS
-from attention_tuner.kernel_templates.launch import query_start_locs
-from attention_tuner.tuner.check import Checker
+from attention_tuner.kernel_templates.launch.launcher import query_start_locs
+from attention_tuner.tuner.measure.check import Checker
 
 Partial = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

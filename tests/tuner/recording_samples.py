@@ -20,9 +20,9 @@ from attention_tuner.kernel_templates.outcome import (
     Wrong,
 )
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.recording import Recorded, Recording
-from attention_tuner.tuner.task import Task
 
 SPEC = AttentionSpec(8, 2, 64)
 DECODE = Task(SPEC, Batch.parse("16x1@4095"), 16)

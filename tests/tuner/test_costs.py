@@ -3,9 +3,9 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.costs import HANG_FACTOR, HANG_S, JOB_LIMIT_S, RECENT, Costs
-from attention_tuner.tuner.task import Task
 
 TASK = Task(AttentionSpec(4, 2, 64), Batch.parse("1x1@40"), 16)
 VARIANT, TWIN = (Variant.of("x", 16, {"y": number}) for number in (1, 2))

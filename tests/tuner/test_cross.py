@@ -9,12 +9,12 @@ from fakes import DEFAULT, GPU, OTHER, SPEC, TASK, Bench, environment, landscape
 from attention_tuner.db.records import Setting, utc_now
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
 from attention_tuner.kernel_templates.outcome import BestConfig, Failed, Regime, Timed, Timing, Verdict
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.cross import CROSS_SHARE, cross, winners
 from attention_tuner.tuner.run import Settings, TaskResult
 from attention_tuner.tuner.running import running
-from attention_tuner.tuner.task import Task
 from attention_tuner.tuner.tune import tune
 
 MORE = Task(SPEC, Batch.parse("5x1@900"), 16)

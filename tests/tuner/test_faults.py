@@ -18,10 +18,10 @@ from fault_harness import SETTINGS, Impatient, MakeFaulty, Watcher
 from faulty_template import GOOD
 
 from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.tuner.card import GpuLock
-from attention_tuner.tuner.compile import CompilePool
+from attention_tuner.tuner.measure.card import GpuLock
+from attention_tuner.tuner.processes.compile import CompilePool
+from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import TaskResult
-from attention_tuner.tuner.worker import Worker
 
 
 def test_an_illegal_address_from_a_bad_block_table(make_faulty: MakeFaulty) -> None:

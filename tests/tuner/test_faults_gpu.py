@@ -10,11 +10,11 @@ import pytest
 from fault_harness import SETTINGS, Impatient, MakeFaulty
 from faulty_template import GOOD
 
-from attention_tuner.kernel_templates.device import present_gpu
 from attention_tuner.kernel_templates.gpu import Gpu
-from attention_tuner.tuner.compile import CompilePool
+from attention_tuner.kernel_templates.launch.device import present_gpu
+from attention_tuner.tuner.processes.compile import CompilePool
+from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import TaskResult
-from attention_tuner.tuner.worker import Worker
 
 pytestmark = pytest.mark.gpu
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.inputs import make_tensors
+from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.tuner.check import Checker
+from attention_tuner.tuner.measure.check import Checker
 
 from . import feature_mutants as wrong
 from .mutants import MUTANTS, MaskOneTooFew, MaskOneTooMany, SplitAttention

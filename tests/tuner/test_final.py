@@ -13,8 +13,8 @@ from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.outcome import Check, Regime, Timed, Timing, Verdict
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.final import LOOKS, SCREEN, Final
-from attention_tuner.tuner.jobs import RaceResult
-from attention_tuner.tuner.race import compare
+from attention_tuner.tuner.measure.jobs import RaceResult
+from attention_tuner.tuner.measure.race import compare
 from attention_tuner.tuner.run import Settings
 from attention_tuner.tuner.search import Search
 

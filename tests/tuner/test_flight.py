@@ -13,7 +13,7 @@ from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.outcome import Check, Failed, Outcome, Regime, Timed, Timing
 from attention_tuner.tuner.costs import Costs
 from attention_tuner.tuner.flight import Flight
-from attention_tuner.tuner.jobs import MeasureJob
+from attention_tuner.tuner.measure.jobs import MeasureJob
 from attention_tuner.tuner.run import Executor
 
 TIMED = Timed(DEFAULT, Check(0.5), Timing((1.0,), Regime("graph")))

@@ -8,12 +8,12 @@ from cli_samples import BATCH, H100, SPEC
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.launch.tiles import cut_tiles
 from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.tiles import cut_tiles
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner import forecast
 from attention_tuner.tuner.forecast import Forecast
-from attention_tuner.tuner.task import Task
 
 TASK = Task(SPEC, BATCH, 16)
 

@@ -7,8 +7,8 @@ import pytest
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.full_check import cases_of
-from attention_tuner.tuner.full_check_run import make_checker, run_case
+from attention_tuner.tuner.full_check.cases import cases_of
+from attention_tuner.tuner.full_check.run import make_checker, run_case
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -10,6 +10,7 @@ from grid_samples import DECODE, HYBRID, SMALL
 from attention_tuner.db.records import TrialRecord
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.search_spaces.grids import grid
 from attention_tuner.tuner.ground_truth import (
     COMPILE_SECONDS,
@@ -23,7 +24,6 @@ from attention_tuner.tuner.ground_truth import (
     task_name,
 )
 from attention_tuner.tuner.recording import Recorded
-from attention_tuner.tuner.task import Task
 
 REGIME = Regime("graph")
 

@@ -21,6 +21,7 @@ from attention_tuner.kernel_templates.outcome import (
     Timing,
     Verdict,
 )
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.leads import (
@@ -33,7 +34,6 @@ from attention_tuner.tuner.leads import (
     proven,
 )
 from attention_tuner.tuner.run import Run, Settings
-from attention_tuner.tuner.task import Task
 
 BUCKET = BatchBucket.of(TASK.batch)
 VALID = survey(SPEC, BUCKET, TASK.page_size, GPU).valid

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.needles import edge_positions
+from attention_tuner.kernel_templates.oracle.needles import edge_positions
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.tuner.check import Checker
+from attention_tuner.tuner.measure.check import Checker
 
 from .mutants import MUTANTS, MaskOneTooMany, Partial, SplitAttention
 

@@ -15,7 +15,7 @@ from attention_tuner.kernel_templates.template import templates
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.grids import Grid, GridPart
 from attention_tuner.tuner.ground_truth import code_of, grid_tasks, recording_of
-from attention_tuner.tuner.jobs import MeasureJob, PrepareJob
+from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
 from attention_tuner.tuner.recorder import Recorder
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.run import Settings

@@ -13,14 +13,14 @@ import pytest
 from recording_samples import CHUNK, DECODE, FASTEST, small_recording, unified
 
 from attention_tuner.kernel_templates.outcome import Failed, Skipped, Timed, Wrong
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.search_spaces.files import shipped
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.replay import near, replay
 from attention_tuner.tuner.run import Listener, Progress, Settings, TaskResult
-from attention_tuner.tuner.samplers import DEFAULT_SAMPLER
+from attention_tuner.tuner.sampling.samplers import DEFAULT_SAMPLER
+from attention_tuner.tuner.sampling.study import Study
 from attention_tuner.tuner.simulated import NOT_RECORDED
-from attention_tuner.tuner.study import Study
-from attention_tuner.tuner.task import Task
 
 RECORDING = small_recording()
 ALL = 54

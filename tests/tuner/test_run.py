@@ -11,9 +11,9 @@ from fakes import DEFAULT, GPU, TASK, Bench, FakeWorker
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Skipped, Timed, Timing, Wrong
-from attention_tuner.tuner.compile import CompilePool
+from attention_tuner.tuner.processes.compile import CompilePool
+from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import AHEAD, Executor, Settings, TaskResult
-from attention_tuner.tuner.worker import Worker
 
 
 @pytest.mark.parametrize("name", ["trials", "ahead", "finalists", "samples"])

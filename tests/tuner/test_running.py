@@ -10,7 +10,7 @@ import pytest
 from fakes import GPU, Bench
 
 from attention_tuner.kernel_templates.errors import StoreError
-from attention_tuner.tuner.card import CardState
+from attention_tuner.tuner.measure.card import CardState
 from attention_tuner.tuner.run import Settings
 from attention_tuner.tuner.running import running
 

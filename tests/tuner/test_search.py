@@ -15,12 +15,13 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.heuristic import candidates, heuristic_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Failed, Regime, Timing, Verdict
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.costs import HANG_FACTOR, HANG_S
-from attention_tuner.tuner.jobs import MeasureJob, PrepareJob
 from attention_tuner.tuner.leads import proven
+from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
 from attention_tuner.tuner.run import Listener, Progress, Settings
 from attention_tuner.tuner.search import (
     EXCEEDS_SHARED_MEMORY,
@@ -30,7 +31,6 @@ from attention_tuner.tuner.search import (
     PROVEN_SHARE,
     Search,
 )
-from attention_tuner.tuner.task import Task
 
 
 @pytest.fixture

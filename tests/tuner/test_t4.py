@@ -10,7 +10,7 @@ import pytest
 from recording_samples import CHUNK, DECODE, FASTEST, small_recording, unified
 
 from attention_tuner.kernel_templates.outcome import Failed, Outcome, Timed
-from attention_tuner.tuner.limit import Limit
+from attention_tuner.tuner.processes.limit import Limit
 from attention_tuner.tuner.recording import Recorded
 from attention_tuner.tuner.t4 import invalidity, t4_document, write_t4
 

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 from fakes import DEFAULT, GPU, OTHER, SPEC, TASK, Bench, FakePool, FakeWorker, landscape, warps
 
+from attention_tuner.db.lookup.table import ConfigTable
 from attention_tuner.db.records import Setting
 from attention_tuner.db.store import Store
-from attention_tuner.db.table import ConfigTable
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import InputError, JobError, StoreError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Environment, Failed, Outcome, Regime, Verdict
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.card import CardState
 from attention_tuner.tuner.final import INTERPRETED_FINALISTS
 from attention_tuner.tuner.forecast import fewest_seconds
-from attention_tuner.tuner.jobs import RaceJob
+from attention_tuner.tuner.measure.card import CardState
+from attention_tuner.tuner.measure.jobs import RaceJob
 from attention_tuner.tuner.run import Listener, Progress, Settings, TaskResult
-from attention_tuner.tuner.task import Task
 from attention_tuner.tuner.tune import RACE_LIMIT_S, refuse_long, tune
 
 

@@ -10,11 +10,11 @@ from fakes import DEFAULT, GPU, SPEC, TASK, Bench, environment, landscape
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Verdict
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.rivals import one_step
 from attention_tuner.tuner.run import Settings
 from attention_tuner.tuner.running import running
-from attention_tuner.tuner.task import Task
 from attention_tuner.tuner.tune import tune
 from attention_tuner.tuner.verify import (
     BEATEN,

@@ -1,0 +1,88 @@
+"""A table that follows what is written to its database and files while an engine asks it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...kernel_templates.batch import Batch, BatchBucket
+from ...kernel_templates.errors import StoreError
+from ...kernel_templates.gpu import Gpu
+from ...kernel_templates.spec import AttentionSpec
+from ..answer import Answer, Chain
+from ..engine import default_path, sqlite_path
+from .lookup import SHIPPED, listed, load_table
+from .table import ConfigTable
+
+
+class LiveTable:
+    """Asks one `ConfigTable` until `refresh` takes a newer one: every lookup is answered by one snapshot as a whole.
+
+    Readers hold no transaction between two loads, so that they never keep a tuner from writing.
+    """
+
+    def __init__(self, where: str | None = None, gpu: Gpu | None = None, *,
+                 files: Sequence[str | os.PathLike[str]] = (), chain: Chain | None = None) -> None:
+        """Load as `load_table` does, with what it raises."""
+        self._where, self._gpu, self._files, self._chain = where, gpu, listed(files), chain
+        self._named: set[str] = set()
+        self._loading = threading.Lock()
+        self._seen: tuple[object, ...] | None = self._state()
+        self.table = self._load(where)
+
+    def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
+        """The answer of the table at hand, as `ConfigTable.lookup` gives it."""
+        return self.table.lookup(spec, asked, page_size, gpu)
+
+    def refresh(self) -> bool:
+        """Take a new snapshot where the database or a file has changed, and say whether that was done.
+
+        Other threads are answered by the old one until the new one is complete. Where that cannot be read the old one
+        stays, with a warning, until something is written again; of a database that was deleted nothing stays, with a
+        warning too. Costs a few file system calls when nothing has changed; a database that is no file is always read.
+        """
+        with self._loading:
+            # Before it is read: what is written meanwhile shows at the next call.
+            state = self._state()
+            if state is not None and state == self._seen:
+                return False
+            try:
+                # By its name: a default database that cannot be read would leave a table without it.
+                table = self._load(self._where or default_path())
+            except (StoreError, OSError) as error:
+                warnings.warn(f"the newer configs cannot be read, and those at hand are kept: {error}", stacklevel=2)
+                self._seen = state
+                return False
+            if self._seen and state and self._seen[0] and not state[0]:
+                warnings.warn(f"database {self._where or default_path()!r} is gone: its configs answer no more",
+                              stacklevel=2)
+            table.take_over(self.table)
+            self._seen, self.table = state, table
+            return True
+
+    def _load(self, where: str | None) -> ConfigTable:
+        return load_table(where, self._gpu, files=self._files, chain=self._chain, named=self._named)
+
+    def _state(self) -> tuple[object, ...] | None:
+        """What changes when something is written, None for a database that is no file."""
+        try:
+            paths = [sqlite_path(where) for where in (self._where or default_path(), *self._files)]
+        except StoreError:
+            return None
+        if None in paths:
+            return None
+        # What is committed to a database goes to the log beside the file first.
+        return tuple(_stamp(Path(f"{path}{ending}")) for path in (*paths, SHIPPED) for ending in ("", "-wal"))
+
+
+def _stamp(path: Path) -> tuple[object, ...]:
+    """What changes when a file, or one in a folder, is written."""
+    try:
+        facts = path.stat()
+        members = sorted((each.name, *_stamp(each)) for each in path.iterdir()) if path.is_dir() else ()
+    except OSError:
+        return ()
+    return (facts.st_ino, facts.st_size, facts.st_mtime_ns, *members)

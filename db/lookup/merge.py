@@ -1,0 +1,78 @@
+"""One best config for each question, of several that were found at different times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...kernel_templates.outcome import BestConfig
+from ...kernel_templates.sources import kernel_hash
+from ...kernel_templates.template import why_invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of two configs for one question was kept, None where neither can run, and why the other was not."""
+
+    kept: BestConfig | None
+    dropped: BestConfig
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The better config for each question, and every choice that was made on the way."""
+
+    configs: list[BestConfig]
+    choices: list[Choice]
+
+
+def merge_configs(*sources: Iterable[BestConfig]) -> Merge:
+    """The better config for each layer, batch, page size, GPU and regime that any of `sources` has, and why.
+
+    That is one of the present kernel source before one of another, then one that passed the full check, then the one
+    with the lower median; of two that are equal in this, the one of the earlier source. What cannot run any more is
+    left out. Raises `TunerError` when the source of an installed template cannot be found.
+    """
+    best: dict[tuple[object, ...], BestConfig] = {}
+    choices: list[Choice] = []
+    for config in (config for source in sources for config in source):
+        invalid = why_invalid(config.variant, config.shape.spec, config.gpu)
+        if invalid:
+            choices.append(Choice(None, config, f"it cannot run any more: {invalid}"))
+            continue
+        known = best.setdefault(_question(config), config)
+        if known is config or known == config:
+            continue
+        kept, dropped = (config, known) if _rank(config) < _rank(known) else (known, config)
+        best[_question(config)] = kept
+        choices.append(Choice(kept, dropped, _reason(kept, dropped)))
+    return Merge(list(best.values()), choices)
+
+
+def merged(*sources: Iterable[BestConfig]) -> list[BestConfig]:
+    """The configs of `merge_configs`."""
+    return merge_configs(*sources).configs
+
+
+def _question(config: BestConfig) -> tuple[object, ...]:
+    # As the database has it: a driver or a version of Triton asks no question of its own.
+    return (config.shape.spec, config.batch, config.variant.page_size, config.gpu.name, config.gpu.num_sms,
+            config.timing.regime)
+
+
+def _rank(config: BestConfig) -> tuple[bool, bool, float]:
+    is_outdated = config.environment.kernel_hash != kernel_hash(config.variant.template)
+    return is_outdated, not config.full_check, config.timing.median_ms
+
+
+def _reason(kept: BestConfig, dropped: BestConfig) -> str:
+    """The first part of the rank in which the two differ."""
+    (kept_outdated, kept_quick, kept_ms), (outdated, quick, ms) = _rank(kept), _rank(dropped)
+    if kept_outdated != outdated:
+        return "it was measured with another kernel source"
+    if kept_quick != quick:
+        return "it has passed the quick check only"
+    if kept_ms != ms:
+        return f"it takes {ms:.4g} ms, {ms / kept_ms - 1:.1%} more than the {kept_ms:.4g} ms of the one kept"
+    return "it is no better, and came later"

@@ -1,0 +1,1 @@
+"""Template `gluon_hopper`: the warp-specialised kernel for Hopper, in Gluon."""

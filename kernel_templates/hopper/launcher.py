@@ -1,0 +1,124 @@
+"""Launches template `gluon_hopper`."""
+
+# pyright: basic
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ..errors import VariantError
+from ..launch.launcher import LOG2_E, Tensors
+from ..launch.plan import balanced_segments, equal_segments, most_rounds, whole_rounds
+from ..launch.room import Limit, Room
+from ..launch.tiles import Tiles
+from ..launch.work_list import KernelConstants, WorkListLauncher
+from ..lengths import IntArray
+from ..limits import Body
+from .kernel import gluon_attention_kernel
+from .template import LONG_ROWS, SHORT_ROWS
+
+# Up to so many waves, one item more than the programs that run at once costs a good part of the time.
+FEW_WAVES = 2
+
+
+class GluonHopperLauncher(WorkListLauncher):
+    """Key ranges for `waves` programs a multiprocessor; each consumer of a short sequence's item has its own result."""
+
+    short_partials = 2
+
+    def make_constants(self) -> KernelConstants:
+        """The bodies; the kernel adds the warps of its other workers to the four of its first consumer."""
+        v = self.variant
+        block_n = v.number("block_n")
+        return KernelConstants(
+            Body(LONG_ROWS, block_n),
+            Body(SHORT_ROWS, block_n),
+            num_warps=4,
+            num_stages=v.number("num_stages"),
+            tma=True,
+            heads_first=v.text("order") == "heads",
+            partials=getattr(torch, v.text("partials")),
+            last_merges=v.text("reduction") == "last_program",
+        )
+
+    def segments(self, tiles: Tiles) -> IntArray:
+        """Key ranges of about equal cost."""
+        if not self.num_balanced:
+            return equal_segments(tiles, 1)
+        waves, weight = self.variant.number("waves"), self.variant.number("long_weight")
+        if waves > FEW_WAVES:
+            return balanced_segments(tiles, self.num_balanced, weight)
+        return whole_rounds(tiles, waves, self._per_round, weight)
+
+    def room(self, limit: Limit) -> Room:
+        """See `WorkListLauncher.room`; there may be more rounds than `waves`."""
+        waves = self.variant.number("waves")
+        if self.fixed_split is None and 0 < waves <= FEW_WAVES:
+            return limit.balanced(most_rounds(limit.tiles, waves, self._per_round) * self._per_round)
+        return super().room(limit)
+
+    @property
+    def _per_round(self) -> float:
+        """Items of a KV head that run at once."""
+        return self.gpu.num_sms / self.spec.num_kv_heads
+
+    @property
+    def programs(self) -> tuple[int, ...]:
+        """One for each unit of work, or for each multiprocessor at most."""
+        num_units = self._num_items * self.spec.num_kv_heads
+        return (num_units if self.variant.text("dispatch") == "grid" else min(num_units, self.gpu.num_sms),)
+
+    def _make_room(self, room: Room, device: torch.device | str) -> None:
+        super()._make_room(room, device)
+        # The units drawn, and the programs that are done. Each launch leaves zeros behind.
+        self._tickets = torch.zeros(2, dtype=torch.int32, device=device)
+
+    def _start_attention(self, tensors: Tensors) -> None:
+        t, c, spec = tensors, self.constants, self.spec
+        if t.lse is not None:
+            raise VariantError("gluon_hopper writes no log-sum-exp; other templates do")
+        chunk = math.gcd(self.variant.page_size, c.long.block_n)
+        k_desc, *view = rows_view(t.k_cache, chunk)
+        v_desc, *v_view = rows_view(t.v_cache, chunk)
+        if view != v_view:
+            raise VariantError(
+                f"gluon_hopper cannot read K with strides {t.k_cache.stride()} and V with others, {t.v_cache.stride()}"
+            )
+        arguments = (
+            self._items, self._merges, self._counts, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out,
+            t.block_table, *self._partial, self._counters, self._partial[1].stride(0), spec.softmax_scale * LOG2_E,
+            *t.q.stride()[:2], *t.out.stride()[:2], t.block_table.stride(0), *view,
+        )  # fmt: skip
+        constants: dict[str, Any] = {
+            "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size, "CHUNK": chunk,
+            "BLOCK_N": c.long.block_n, "STAGES": c.num_stages, "REGISTERS": self.variant.number("registers"),
+            "HEADS_FIRST": c.heads_first, "DYNAMIC": self.variant.text("dispatch") == "dynamic",
+            "LAST_MERGES": c.last_merges, "PDL": self.overlaps_reduction, "num_warps": c.num_warps,
+        }  # fmt: skip
+        self.start(gluon_attention_kernel, self.programs, arguments, constants)
+
+
+def rows_view(cache: torch.Tensor, chunk: int) -> tuple[Any, int, int, int]:
+    """A descriptor of `cache` [pages, slots, heads, dim] as a matrix, and where pages and heads lie in it.
+
+    A row is a slot's stride long; a load takes `chunk` rows of `dim` columns. Returned with it: rows from one page to
+    the next, rows from one head to the next, columns from one head to the next. Raises `VariantError` for strides that
+    are no such matrix.
+    """
+    pages, slots, heads, dim = cache.shape
+    page, slot, head, _ = cache.stride()
+    is_in_row = head < slot
+    if page % slot or (head % slot and not is_in_row):
+        raise VariantError(
+            f"gluon_hopper cannot read a cache with strides {cache.stride()}: those of pages and heads "
+            "must be multiples of a slot's, or all heads lie within a slot's"
+        )
+    rows_per_head, columns_per_head = (0, head) if is_in_row else (head // slot, 0)
+    shape = [(pages - 1) * (page // slot) + (heads - 1) * rows_per_head + slots, dim + (heads - 1) * columns_per_head]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    descriptor = TensorDescriptor(cache, shape, [slot, 1], [chunk, dim], layout)
+    return descriptor, page // slot, rows_per_head, columns_per_head

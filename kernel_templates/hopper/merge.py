@@ -1,0 +1,93 @@
+"""Merges the partial results of a tile in the consumer of `gluon_hopper` that is the last to have written one."""
+
+# pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..triton_family.arithmetic import LOWEST
+from .compat import barrier
+
+
+@gluon.jit
+def merge_rows(
+    row, num_rows, q_start, kv_head, slot, num_partials, stride, out, partial_out, partial_max, partial_sum,
+    partial_rows, stride_o_token, stride_o_head,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROWS: gl.constexpr, PARTIALS: gl.constexpr,
+):  # fmt: skip
+    """As `combine.merge_rows`, by the four warps of a consumer.
+
+    A warp has rows of its own and a lane some columns of all their partial results, so that nothing is exchanged.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([ROWS // 4, 1, HEAD_DIM // 32], [1, 1, 32], [4, 1, 1], [2, 1, 0])
+    rows_and_partials: gl.constexpr = gl.SliceLayout(2, layout)
+    rows_and_dims: gl.constexpr = gl.SliceLayout(1, layout)
+    local = gl.arange(0, ROWS, layout=gl.SliceLayout(1, rows_and_partials))
+    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, rows_and_dims))
+    base = kv_head.to(gl.int64) * partial_rows + slot + local
+    valid = row + local < num_rows
+    acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=rows_and_dims)
+    row_max = gl.full([ROWS], LOWEST, gl.float32, layout=gl.SliceLayout(1, rows_and_partials))
+    row_sum = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, rows_and_partials))
+    for first in range(0, num_partials, PARTIALS):
+        number = first + gl.arange(0, PARTIALS, layout=gl.SliceLayout(0, rows_and_partials))
+        partial = base[:, None] + number[None, :] * stride
+        present = valid[:, None] & (number < num_partials)[None, :]
+        # From L2: see `combine.merge_rows`.
+        maxima = gl.load(partial_max + partial, mask=present, other=LOWEST, cache_modifier=".cg")
+        sums = gl.load(partial_sum + partial, mask=present, other=0.0, cache_modifier=".cg")
+        places = partial_out + partial[:, :, None] * HEAD_DIM + dims[None, None, :]
+        values = gl.load(places, mask=present[:, :, None], other=0.0, cache_modifier=".cg").to(gl.float32)
+        new_max = gl.maximum(row_max, gl.max(maxima, 1))
+        shrink = gl.exp2(row_max - new_max)
+        weight = gl.exp2(maxima - new_max[:, None])
+        row_sum = row_sum * shrink + gl.sum(sums * weight, 1)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, rows_and_dims))[:, None]
+        acc = acc + gl.sum(values * weight[:, :, None], 1)
+        row_max = new_max
+    rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, rows_and_dims))
+    offset = (q_start + rows // GROUP).to(gl.int64) * stride_o_token + (kv_head * GROUP + rows % GROUP) * stride_o_head
+    result = acc / gl.convert_layout(row_sum, gl.SliceLayout(1, rows_and_dims))[:, None]
+    gl.store(out + offset[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=(rows < num_rows)[:, None])
+
+
+@gluon.jit
+def merge_if_last(
+    item, merge, kv_head, is_short, half, out, partial_out, partial_max, partial_sum, counters, partial_rows,
+    stride_o_token, stride_o_head,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, HALF_ROWS: gl.constexpr,
+):  # fmt: skip
+    """Called by each consumer after its partial results of an item are written: the last merges those of its rows.
+
+    Those are the `half` of a long tile that it computes, each half with a counter of its own, and all of a short one,
+    of which both consumers write partial results: so there are as many to come as each row has. For what is said of
+    counter and order see `combine.merge_if_last`.
+    """
+    if gl.load(item + 7) >= 0:
+        num_rows = gl.load(item + 2)
+        tile_row = gl.load(item + 3)
+        skip = gl.where(is_short, 0, half * HALF_ROWS)
+        stride = gl.minimum(num_rows - tile_row, gl.where(is_short, HALF_ROWS, 2 * HALF_ROWS))
+        stop = gl.minimum(stride, skip + HALF_ROWS)
+        if skip < stop:
+            base = gl.load(merge)
+            num_partials = gl.load(merge + 1)
+            counter = counters + kv_head.to(gl.int64) * partial_rows + base + skip
+            barrier()
+            if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_partials - 1:
+                gl.store(counter, 0)
+                q_start = gl.load(item)
+                # As in `combine.merge_if_last`: few rows and many partial results, or the other way round.
+                if is_short:
+                    for offset in range(skip, stop, 4):
+                        merge_rows(
+                            tile_row + offset, num_rows, q_start, kv_head, base + offset, num_partials, stride, out,
+                            partial_out, partial_max, partial_sum, partial_rows, stride_o_token, stride_o_head,
+                            GROUP, HEAD_DIM, 4, 2048 // HEAD_DIM,
+                        )  # fmt: skip
+                else:
+                    for offset in range(skip, stop, 16):
+                        merge_rows(
+                            tile_row + offset, num_rows, q_start, kv_head, base + offset, num_partials, stride, out,
+                            partial_out, partial_max, partial_sum, partial_rows, stride_o_token, stride_o_head,
+                            GROUP, HEAD_DIM, 16, 512 // HEAD_DIM,
+                        )  # fmt: skip

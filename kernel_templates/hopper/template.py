@@ -1,0 +1,75 @@
+"""Template `gluon_hopper`: the work list of `fused` in a warp-specialised kernel for Hopper.
+
+Long sequences take tiles of 128 rows, short ones of 64; both read tiles of `block_n` keys through TMA.
+"""
+
+from __future__ import annotations
+
+from ..gpu import Gpu
+from ..limits import SHARED_SOURCES
+from ..spec import AttentionSpec
+from ..template import Constraint, Dimension, Template
+from ..triton_family.fused import FUSED, MERGE_DIMENSIONS, rounds_finely_enough
+from ..variant import Variant
+
+LONG_ROWS = 128
+SHORT_ROWS = 64
+HEAD_DIMS = (64, 128, 256)
+# Barriers, and what the compiler adds for changes of layout.
+SPARE_BYTES = 1024
+
+
+def shared_memory_bytes(variant: Variant, spec: AttentionSpec) -> int:
+    """The shared memory in bytes that a program takes at most: a tile of q, and a ring of tiles of K and one of V."""
+    rows = LONG_ROWS + 2 * variant.number("num_stages") * variant.number("block_n")
+    return rows * spec.head_dim * spec.element_bytes + SPARE_BYTES
+
+
+def _fits(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    return shared_memory_bytes(variant, spec) <= gpu.shared_memory_bytes
+
+
+def _is_plain(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    has_feature = (spec.sliding_window is not None or spec.logits_soft_cap is not None or spec.has_sinks
+                   or spec.has_alibi or spec.has_tree_mask or spec.has_fp8_cache)  # fmt: skip
+    return not has_feature and spec.dtype != "float32" and spec.value_dim == spec.head_dim in HEAD_DIMS
+
+
+GLUON_HOPPER = Template(
+    name="gluon_hopper",
+    launcher=f"{__package__}.launcher:GluonHopperLauncher",
+    dimensions=(
+        Dimension("block_n", (64, 128)),
+        Dimension("num_stages", (2, 3, 4, 6)),
+        # Of each thread that computes; those of the warp that loads get what is left.
+        Dimension("registers", (232, 240)),
+        Dimension("order", ("items", "heads")),
+        # A program for each unit of work, or one for each multiprocessor that computes unit after unit: those that
+        # it is dealt, or whichever is next when it is done.
+        Dimension("dispatch", ("grid", "persistent", "dynamic")),
+        # As those of `fused`.
+        Dimension("waves", (0, 1, 2, 4, 8), changes_code=False),
+        Dimension("long_weight", (1, 2, 4), changes_code=False, part="both"),
+        *MERGE_DIMENSIONS,
+    ),
+    constraints=(
+        Constraint("it needs a GPU of capability 9.0", lambda variant, spec, gpu: gpu.capability == (9, 0)),
+        Constraint(
+            "it has no sliding window, soft cap, sinks, ALiBi, tree mask, fp8 cache, float32, nor heads of other sizes "
+            f"than {', '.join(map(str, HEAD_DIMS))} for K and V alike",
+            _is_plain,
+        ),
+        Constraint("its stages exceed the GPU's shared memory", _fits),
+        Constraint("partial results in bfloat16 are too coarse for another dtype", rounds_finely_enough),
+    ),
+    writes_lse=False,
+    is_portable=False,
+    # Two warpgroups compute, each with a result of its own for a short item, and another warp loads.
+    traits=(("kv_load", "tma"), ("num_warps", 9), ("block_m", LONG_ROWS), ("partials_per_item", 2)),
+    sources=(
+        __name__,
+        *(f"{__package__}.{name}" for name in ("compat", "kernel", "merge", "tiles")),
+        FUSED.sources[0],
+        *SHARED_SOURCES,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Planning, compiling and launching a variant: what the launchers of all templates share."""

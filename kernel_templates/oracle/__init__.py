@@ -1,0 +1,1 @@
+"""The eager reference, and inputs on which a wrong kernel shows."""

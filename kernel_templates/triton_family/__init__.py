@@ -1,0 +1,1 @@
+"""The templates in plain Triton: `unified`, `fused`, `two_launch` and `persistent`."""

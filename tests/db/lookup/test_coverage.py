@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attention_tuner.db import ConfigTable
+from attention_tuner.db.answer import Answer, Chain
+from attention_tuner.db.lookup.coverage import Asked, Coverage, require_question
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.errors import InputError, NotTunedError
+from attention_tuner.kernel_templates.outcome import BestConfig
+
+Make = Callable[..., BestConfig]
+HYBRID = "1x512@16384,63x1@32768"
+
+
+def asked(config: BestConfig, source: str, count: int, exact: int = 0) -> Asked:
+    made = Asked(Answer(config.variant, source), {}, None)  # pyright: ignore
+    made.count, made.exact_count = count, exact
+    return made
+
+
+def test_lookups_are_counted_by_source_and_misses_are_kept(make_config: Make):
+    config = make_config(HYBRID)
+    table = ConfigTable.of([config], chain=Chain(reach=3.0))
+    assert table.coverage() == Coverage()
+    for query_len, times in ((512, 3), (513, 2), (1024, 5), (2048, 4)):
+        batch = f"1x{query_len}@16384,63x1@32768"
+        for _ in range(times):
+            table.lookup(config.shape.spec, Batch.parse(batch), 16, config.gpu)
+    table.lookup(config.shape.spec, Batch.parse(HYBRID), 32, config.gpu)
+    table.lookup(config.shape.spec, config.shape.bucket, 16, config.gpu)
+    found = table.coverage()
+    assert found.counts == {"exact": 3, "bucket": 3, "neighbour": 9, "heuristic": 1}
+    assert [(miss.source, miss.count) for miss in found.misses] == [
+        ("neighbour", 5), ("neighbour", 4), ("heuristic", 1)]
+    assert found.misses[0].question == (
+        config.shape.spec, BatchBucket.of(Batch.parse("1x1024@16384,63x1@32768")), 16, config.gpu)
+    assert found.misses[2].question[2] == 32
+    assert table.coverage() == found
+
+
+def test_what_a_strict_chain_refuses_is_a_miss(make_config: Make):
+    config = make_config(HYBRID)
+    table = ConfigTable.of([config], chain=Chain("bucket"))
+    for _ in range(2):
+        with pytest.raises(NotTunedError):
+            table.lookup(config.shape.spec, Batch.parse("1x1024@16384,63x1@32768"), 16, config.gpu)
+    found = table.coverage()
+    assert (found.counts["neighbour"], [miss.count for miss in found.misses]) == (2, [2])
+
+
+def test_the_most_frequent_misses_are_kept(make_config: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Coverage, "MISSES", 3)
+    config = make_config(HYBRID)
+    questions = [(config.shape.spec, config.shape.bucket, page, config.gpu) for page in range(16, 96, 16)]
+    found = Coverage().plus({q: asked(config, "heuristic", n) for q, n in zip(questions, (1, 5, 2, 4, 3), strict=True)})
+    assert [miss.count for miss in found.misses] == [5, 4, 3]
+    assert found.counts["heuristic"] == 15
+    more = found.plus({questions[4]: asked(config, "heuristic", 3), questions[1]: asked(config, "bucket", 9, exact=2)})
+    assert [miss.count for miss in more.misses] == [6, 5, 4]
+    assert more.counts == {"exact": 2, "bucket": 9, "neighbour": 0, "heuristic": 18}
+
+
+def test_a_table_that_is_asked_of_too_much_counts_on(make_config: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Coverage, "QUESTIONS", 4)
+    config = make_config(HYBRID)
+    table = ConfigTable.of([config])
+    answers = {
+        page: table.lookup(replace(config.shape.spec, num_q_heads=8 * page), config.shape.bucket, 16, config.gpu)
+        for _ in range(2) for page in range(1, 11)
+    }
+    assert {answer.source for answer in answers.values()} == {"bucket", "heuristic"}
+    found = table.coverage()
+    assert sum(found.counts.values()) == 20
+    assert [miss.count for miss in found.misses] == [2] * 9
+
+
+def test_a_question_may_be_of_a_bucket_and_of_numpys_numbers(make_config: Make):
+    config = make_config()
+    for question in (config.shape.bucket, Batch.parse(config.batch)):
+        require_question(config.shape.spec, question, np.int64(16), config.gpu)
+    with pytest.raises(InputError, match=r"page size 16\.0, of type float; expected a whole number"):
+        require_question(config.shape.spec, config.shape.bucket, 16.0, config.gpu)

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import importlib
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attention_tuner.db import (
+    Chain,
+    Exported,
+    LiveTable,
+    Store,
+    default_table,
+    export_json,
+    load_table,
+    shipped_configs,
+    write_configs,
+)
+from attention_tuner.db.lookup import lookup
+from attention_tuner.db.losses import Loss
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.errors import InputError, StoreError
+from attention_tuner.kernel_templates.outcome import BestConfig, CaseResult, FullCheck
+from attention_tuner.kernel_templates.sources import environment
+
+# By its full name: the folder's attribute `lookup` is the function.
+module = importlib.import_module("attention_tuner.db.lookup.lookup")
+
+Make = Callable[..., BestConfig]
+BATCH = Batch.parse("1x512@16384,63x1@32768")
+NEAR = Batch.parse("1x1024@16384,63x1@32768")
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user's database would be; nothing is there, and nothing ships."""
+    monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "user.db"))
+    (tmp_path / "configs").mkdir()
+    monkeypatch.setattr(module, "SHIPPED", tmp_path / "configs")
+    module._table.cache_clear()
+    return tmp_path / "user.db"
+
+
+def test_without_a_database_the_heuristic_answers(database: Path, make_config: Make):
+    config = make_config()
+    assert lookup(config.shape.spec, BATCH, 16, config.gpu).source == "heuristic"
+    assert not database.exists()
+    assert len(load_table()) == 0
+
+
+def test_the_users_database_answers_and_is_read_once(database: Path, make_config: Make):
+    config = make_config()
+    with Store.open(database) as store:
+        store.put_best(config)
+    asked = (config.shape.spec, BATCH, 16, config.gpu)
+    answer = lookup(*asked)
+    assert (answer.source, answer.config, answer.stale) == ("exact", config, True)
+    with Store.open(database) as store:
+        store.put_best(replace(config, variant=config.variant.replace(waves=4)))
+    assert lookup(*asked).variant == config.variant
+    assert load_table().lookup(*asked).variant == config.variant.replace(waves=4)
+
+
+def test_what_was_asked_of_the_default_table_can_be_counted(database: Path, make_config: Make):
+    config = make_config()
+    for _ in range(3):
+        lookup(config.shape.spec, BATCH, 16, config.gpu)
+    assert default_table(config.gpu).coverage().counts["heuristic"] == 3
+    assert default_table(config.gpu).id == load_table(gpu=config.gpu).id
+    assert default_table(replace(config.gpu, name="NVIDIA H100")).coverage().misses == ()
+
+
+def test_a_config_measured_with_what_is_here_is_fresh(database: Path, make_config: Make):
+    config = make_config()
+    fresh = replace(config, environment=environment("fused", config.gpu))
+    with Store.open(database) as store:
+        store.put_best(fresh)
+    assert not lookup(config.shape.spec, BATCH, 16, config.gpu).stale
+
+
+def test_configs_that_ship_answer_where_the_database_has_nothing_better(database: Path, make_config: Make):
+    own, shipped = make_config(), make_config("64x1@4096")
+    export_json([replace(own, measured_at="2026-12-01T00:00:00+00:00"), shipped], module.SHIPPED / "NVIDIA_H200.json")
+    with Store.open(database) as store:
+        store.put_best(own)
+    assert len(load_table()) == 3
+    answer = lookup(own.shape.spec, Batch.parse("64x1@4096"), 16, own.gpu)
+    assert (answer.source, answer.origin, answer.config) == ("exact", "shipped", shipped)
+    answer = lookup(own.shape.spec, BATCH, 16, own.gpu)
+    assert (answer.source, answer.origin, answer.config) == ("exact", "database", own)
+
+
+def test_configs_that_ship_answer_without_a_database_and_make_none(database: Path, make_config: Make):
+    shipped = make_config()
+    export_json([shipped], module.SHIPPED / "NVIDIA_H200.json")
+    answer = lookup(shipped.shape.spec, BATCH, 16, shipped.gpu)
+    assert (answer.source, answer.origin, answer.config) == ("exact", "shipped", shipped)
+    assert [path.name for path in database.parent.iterdir()] == ["configs"]
+
+
+def test_only_the_file_of_the_asked_gpu_is_read(database: Path, make_config: Make):
+    h200 = make_config()
+    odd = make_config(gpu=replace(h200.gpu, name="NVIDIA L40S/B  12"))
+    export_json([h200], module.SHIPPED / "NVIDIA_H200.json")
+    export_json([odd], module.SHIPPED / "NVIDIA_L40S_B_12.json")
+    (module.SHIPPED / "NVIDIA_H100.json").write_text("{}")
+    for config in (h200, odd):
+        assert shipped_configs(config.gpu) == list(load_table(gpu=config.gpu).configs) == [config]
+        assert lookup(config.shape.spec, BATCH, 16, config.gpu).config == config
+    for name in ("NVIDIA H20", "nvidia h200", "../NVIDIA H200", "NVIDIA H200\0", "H" * 5000):
+        assert lookup(h200.shape.spec, BATCH, 16, replace(h200.gpu, name=name)).source == "heuristic"
+    with pytest.warns(UserWarning, match="NVIDIA_H100"):
+        assert set(shipped_configs()) == {h200, odd}
+
+
+def test_a_file_tells_nothing_about_another_gpu_than_its_own(database: Path, make_config: Make):
+    config, other = make_config(), make_config(gpu=replace(make_config().gpu, name="NVIDIA H100"))
+    export_json([config, other], module.SHIPPED / "NVIDIA_H200.json")
+    assert shipped_configs() == shipped_configs(config.gpu) == [config]
+    assert lookup(config.shape.spec, BATCH, 16, other.gpu).source == "heuristic"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema_version": 1, "groups": [{}]}', '{"schema_version": 2}'])
+def test_a_shipped_file_that_cannot_be_read_is_set_aside_with_one_warning(database: Path, make_config: Make, text: str):
+    config = make_config()
+    with Store.open(database) as store:
+        store.put_best(config)
+    (module.SHIPPED / "NVIDIA_H200.json").write_text(text)
+    with pytest.warns(UserWarning, match=r"shipped configs is set aside: .*NVIDIA_H200\.json") as caught:
+        answers = [lookup(config.shape.spec, batch, 16, config.gpu) for batch in (BATCH, NEAR)]
+    assert [answer.source for answer in answers] == ["exact", "neighbour"]
+    assert len(caught) == 1
+
+
+def test_another_database_can_be_named(database: Path, tmp_path: Path, make_config: Make):
+    with Store.open(tmp_path / "other.db") as store:
+        store.put_best(make_config())
+    assert len(load_table(str(tmp_path / "other.db"))) == 1
+    assert len(load_table()) == 0
+
+
+def test_a_poisoned_row_does_not_raise(database: Path, make_config: Make):
+    config = make_config()
+    with Store.open(database) as store:
+        store.put_best(config)
+    connection = sqlite3.connect(database)
+    connection.execute("UPDATE best_configs SET variant = 'fused:page_size=16,block_m=sixteen,'")
+    connection.commit()
+    connection.close()
+    with pytest.warns(UserWarning, match="row 1 of table best_configs"):
+        answer = lookup(config.shape.spec, BATCH, 16, config.gpu)
+    assert answer.source == "heuristic"
+
+
+def test_a_database_that_cannot_be_read_is_set_aside_with_one_warning(database: Path, make_config: Make):
+    database.write_text("some other file, long enough to be read as a header of a database" * 10)
+    shipped = make_config()
+    export_json([shipped], module.SHIPPED / "NVIDIA_H200.json")
+    with pytest.warns(UserWarning, match=r"database is set aside: .*user\.db' is no SQLite database") as caught:
+        answers = [lookup(shipped.shape.spec, batch, 16, shipped.gpu) for batch in (BATCH, NEAR)]
+    assert [(answer.source, answer.origin) for answer in answers] == [("exact", "shipped"), ("neighbour", "shipped")]
+    assert len(caught) == 1
+    with pytest.raises(StoreError, match="no SQLite database"):
+        load_table(str(database))
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("sqlite://", "in memory"), ("nonsense://", "no driver|cannot be read"), ("~nobody-of-this-name/tuner.db", "home"),
+    ("h" * 5000, "too long"),
+])
+def test_a_database_that_cannot_be_is_set_aside(database: Path, make_config: Make, monkeypatch: pytest.MonkeyPatch,
+                                                name: str, message: str):
+    monkeypatch.setenv("ATTENTION_TUNER_DB", name)
+    config = make_config()
+    with pytest.warns(UserWarning, match=f"database is set aside: .*({message})"):
+        assert lookup(config.shape.spec, BATCH, 16, config.gpu).source == "heuristic"
+
+
+def test_the_database_comes_before_files_in_their_order_and_what_ships_last(
+    database: Path, tmp_path: Path, make_config: Make
+):
+    own, first, second, shipped = (
+        replace(make_config(), measured_at=f"2026-11-0{day}T00:00:00+00:00") for day in range(1, 5))
+    with Store.open(database) as store:
+        store.put_best(own)
+    write_configs(Exported([first]), tmp_path / "first", "folder")
+    write_configs(Exported([second]), tmp_path / "second.json")
+    export_json([shipped], module.SHIPPED / "NVIDIA_H200.json")
+    asked = (own.shape.spec, BATCH, 16, own.gpu)
+    files = [tmp_path / "first", tmp_path / "second.json"]
+    answers = [load_table(files=files).lookup(*asked)]
+    database.unlink()
+    answers += [load_table(files=files).lookup(*asked), load_table(files=files[::-1]).lookup(*asked),
+                load_table().lookup(*asked)]
+    assert [(answer.config, answer.origin) for answer in answers] == [
+        (own, "database"), (first, "file"), (second, "file"), (shipped, "shipped")]
+
+
+@pytest.mark.parametrize("form", ["json", "folder", "table"])
+def test_a_file_that_is_cut_short_is_set_aside_with_one_warning(
+    database: Path, tmp_path: Path, make_config: Make, form: str
+):
+    config = make_config()
+    write_configs(Exported([config, make_config("64x1@4096")]), tmp_path / "out", form)
+    cut = next((tmp_path / "out").iterdir()) if form == "folder" else tmp_path / "out"
+    cut.write_text(cut.read_text()[:-40])
+    with pytest.warns(UserWarning, match="a file of exported configs is set aside") as caught:
+        table = load_table(files=[tmp_path / "out"])
+    assert len(caught) == 1
+    assert table.lookup(config.shape.spec, BATCH, 16, config.gpu).source == "heuristic"
+
+
+@pytest.mark.parametrize("form", ["json", "folder", "table"])
+def test_a_file_about_another_gpu_answers_nothing_here(database: Path, tmp_path: Path, make_config: Make, form: str):
+    config = make_config()
+    write_configs(Exported([config]), tmp_path / "out", form)
+    h20 = replace(config.gpu, name="NVIDIA H20")
+    asked = (config.shape.spec, BATCH, 16, h20)
+    assert load_table(files=[tmp_path / "out"]).lookup(*asked).source == "heuristic"
+    named: set[str] = set()
+    with pytest.warns(UserWarning, match="of NVIDIA H200 only, which do not answer for NVIDIA H20"):
+        load_table(gpu=h20, files=[tmp_path / "out"], named=named)
+    # Once for all loads that have the same set, or a test would fail for the warning.
+    assert load_table(gpu=h20, files=[tmp_path / "out"], named=named).lookup(*asked).source == "heuristic"
+    lent = load_table(files=[tmp_path / "out"], chain=Chain(like=("NVIDIA H200",))).lookup(*asked)
+    assert (lent.source, lent.lender) == ("neighbour", "NVIDIA H200")
+    assert lent.variant == config.variant
+
+
+def test_of_a_shipped_config_that_cannot_be_read_only_that_one_is_set_aside(database: Path, make_config: Make):
+    config = make_config()
+    export_json([config, make_config("64x1@4096")], module.SHIPPED / "NVIDIA_H200.json")
+    text = (module.SHIPPED / "NVIDIA_H200.json").read_text()
+    (module.SHIPPED / "NVIDIA_H200.json").write_text(text.replace('"batch": "64x1@4096"', '"batch": "64x1"'))
+    table = load_table(gpu=config.gpu)
+    with pytest.warns(UserWarning, match=r"'groups\[0\].configs\[1\]' in .*NVIDIA_H200.json' cannot be read") as caught:
+        assert table.lookup(config.shape.spec, BATCH, 16, config.gpu).config == config
+    assert len(caught) == 1
+
+
+def test_databases_answer_in_the_order_of_the_files(database: Path, tmp_path: Path, make_config: Make):
+    config = make_config()
+    paths = [tmp_path / f"{number}.db" for number in (1, 2)]
+    export_json([config], tmp_path / "three.json", [Loss("NVIDIA H200", "bucket", 0.0, 9, 0.04)])
+    for number, path in enumerate(paths, 1):
+        with Store.open(path) as store:
+            store.put_best(replace(config, measured_at=f"2026-11-0{number}T00:00:00+00:00"))
+            store.put_losses("NVIDIA H200", [Loss("NVIDIA H200", "bucket", 0.0, 9, number / 100)])
+    bucket = BatchBucket.of(BATCH)
+    for files in ([*paths, tmp_path / "three.json"], [tmp_path / "three.json", *paths], paths[::-1]):
+        answer = load_table(files=files).lookup(config.shape.spec, bucket, 16, config.gpu)
+        assert answer.origin == "file"
+        assert answer.config is not None
+        assert (answer.config.measured_at[8:10], answer.loss) == {
+            paths[0]: ("01", 0.01), paths[1]: ("02", 0.02), tmp_path / "three.json": ("29", 0.04)}[files[0]]
+    # What failed a check that the first of them keeps is served by the second.
+    failed = (CaseResult("edges", "failed", 2.0, "row 3"),)
+    with Store.open(paths[0]) as store:
+        store.put_full_check(FullCheck(config.shape.spec, config.variant, config.gpu.name, config.environment, failed,
+                                       "2026-11-30T00:00:00+00:00"))
+    with pytest.warns(UserWarning, match="failed the full check"):
+        answer = load_table(files=paths).lookup(config.shape.spec, bucket, 16, config.gpu)
+    assert answer.config is not None
+    assert answer.config.measured_at[8:10] == "02"
+
+
+ROWS = 10_000
+
+
+def test_a_cold_load_of_many_rows_takes_a_fraction_of_a_second(database: Path, make_config: Make):
+    with Store.open(database) as store:
+        store.put_best(make_config())
+    with closing(sqlite3.connect(database)) as connection, connection:
+        ((_, *values),) = connection.execute("SELECT * FROM best_configs")
+        at = [column[1] for column in connection.execute("PRAGMA table_info(best_configs)")].index("spec") - 1
+        heads = ([*values[:at], values[at].replace("head_dim=128", f"head_dim={8 * n}"), *values[at + 1 :]]
+                 for n in range(17, 16 + ROWS))
+        marks = ", ".join("?" * len(values))
+        connection.executemany(f"INSERT INTO best_configs VALUES (NULL, {marks})", heads)
+    times: list[float] = []
+    for _ in range(3):
+        start = time.thread_time()
+        table = load_table()
+        times.append(time.thread_time() - start)
+    assert len(table) == ROWS
+    # Some 50 ms of a fast core; what is guarded against is a load that reads every row.
+    assert min(times) < 0.25
+
+
+def test_losses_that_ship_are_expected(database: Path, make_config: Make):
+    config = make_config()
+    export_json([config], module.SHIPPED / "NVIDIA_H200.json", [Loss("NVIDIA H200", "neighbour", 1.0, 9, 0.02)])
+    answer = lookup(config.shape.spec, NEAR, 16, config.gpu)
+    assert (answer.source, answer.loss) == ("neighbour", 0.02)
+
+
+def test_what_ships_for_another_gpu_is_lent_where_the_chain_names_it(database: Path, make_config: Make):
+    config = make_config()
+    export_json([config], module.SHIPPED / "NVIDIA_H200.json")
+    h100 = replace(config.gpu, name="NVIDIA H100")
+    lenders = Chain(like=("NVIDIA H200",))
+    for table in (load_table(gpu=h100, chain=lenders), LiveTable(gpu=h100, chain=lenders)):
+        answer = table.lookup(config.shape.spec, BATCH, 16, h100)
+        assert (answer.source, answer.lender, answer.config) == ("neighbour", "NVIDIA H200", config)
+    assert load_table(gpu=h100).configs == ()
+
+
+def test_what_is_no_gpu_or_no_files_is_refused(database: Path, make_config: Make):
+    spec = make_config().shape.spec
+    for gpu in ("NVIDIA H200", {}):
+        for call in (lambda gpu=gpu: lookup(spec, BATCH, 16, gpu), lambda gpu=gpu: load_table(gpu=gpu)):
+            with pytest.raises(InputError, match="expected a Gpu"):
+                call()
+    for files in ("a.json", Path("a.json"), [3], 3):
+        for load in (load_table, LiveTable):
+            with pytest.raises(InputError, match="expected a list of paths"):
+                load(files=files)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from attention_tuner.db import merged
+from attention_tuner.db.lookup.merge import merge_configs
+from attention_tuner.kernel_templates.outcome import BestConfig, Regime
+from attention_tuner.kernel_templates.sources import kernel_hash
+
+Make = Callable[..., BestConfig]
+
+
+@pytest.fixture
+def config(make_config: Make) -> BestConfig:
+    """One of the present kernel source."""
+    made = make_config()
+    return replace(made, environment=replace(made.environment, kernel_hash=kernel_hash(made.variant.template)))
+
+
+def timed(config: BestConfig, ms: float) -> BestConfig:
+    return replace(config, timing=replace(config.timing, samples_ms=(ms,)))
+
+
+def test_of_one_question_the_better_is_kept_whatever_the_order(config: BestConfig):
+    outdated = replace(config.environment, kernel_hash="0123456789abcdef")
+    ranked = [
+        timed(config, 3.0),
+        timed(config, 4.0),
+        timed(replace(config, full_check=False), 2.0),
+        timed(replace(config, environment=outdated), 1.0),
+    ]
+    for better, worse in itertools.combinations(ranked, 2):
+        assert merged([better], [worse]) == merged([worse], [better]) == merged([worse, better]) == [better]
+
+
+def test_of_two_alike_the_earlier_is_kept(config: BestConfig):
+    newer = replace(config, measured_at="2026-12-29T12:00:00+00:00")
+    assert merged([newer], [config]) == [newer]
+    assert merged([config], [newer]) == [config]
+
+
+def test_other_questions_are_kept_beside_it(config: BestConfig, make_config: Make):
+    others = [
+        make_config("1x513@16384,63x1@32768"),
+        replace(config, variant=replace(config.variant, page_size=128)),
+        replace(config, gpu=replace(config.gpu, name="NVIDIA H100")),
+        replace(config, gpu=replace(config.gpu, num_sms=66)),
+        replace(config, timing=replace(config.timing, regime=Regime("eager"))),
+        replace(config, shape=replace(config.shape, spec=replace(config.shape.spec, num_q_heads=64))),
+    ]
+    assert merged([config], others) == [config, *others]
+    assert merged(others, [config]) == [*others, config]
+
+
+def test_another_driver_or_triton_is_no_other_question(config: BestConfig):
+    other = replace(config, gpu=replace(config.gpu, driver="590"),
+                    environment=replace(config.environment, driver="590", triton="3.6.0"))
+    assert merged([timed(config, 2.0)], [timed(other, 1.0)]) == [timed(other, 1.0)]
+
+
+def test_what_cannot_run_any_more_is_left_out(config: BestConfig):
+    gone = timed(replace(config, variant=replace(config.variant, template="gone")), 0.01)
+    unknown = timed(replace(config, variant=config.variant.replace(colour="red")), 0.01)
+    assert merged([gone, config], [unknown]) == [config]
+    assert merged([gone]) == []
+
+
+def test_why_one_was_not_kept_is_said(config: BestConfig):
+    outdated = replace(config.environment, kernel_hash="0123456789abcdef")
+    best = timed(config, 3.0)
+    cases = [
+        (timed(config, 4.5), "it takes 4.5 ms, 50.0% more than the 3 ms of the one kept"),
+        (timed(replace(config, full_check=False), 2.0), "it has passed the quick check only"),
+        (timed(replace(config, environment=outdated), 1.0), "it was measured with another kernel source"),
+        (replace(best, measured_at="2026-12-29T12:00:00+00:00"), "it is no better, and came later"),
+    ]
+    for worse, reason in cases:
+        (choice,) = merge_configs([best], [worse]).choices
+        assert (choice.kept, choice.dropped, choice.reason) == (best, worse, reason)
+    (choice,) = merge_configs([replace(best, variant=replace(best.variant, template="gone"))]).choices
+    assert (choice.kept, choice.reason) == (None, "it cannot run any more: its template is not installed")
+    assert merge_configs([best], [best]).choices == []
+
+
+def test_of_many_alike_every_one_that_is_not_kept_is_told_of(config: BestConfig):
+    three = [timed(config, ms) for ms in (3.0, 1.0, 2.0)]
+    merge = merge_configs(three)
+    assert merge.configs == [three[1]]
+    assert [(choice.kept, choice.dropped) for choice in merge.choices] == [(three[1], three[0]), (three[1], three[2])]

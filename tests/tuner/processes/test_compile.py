@@ -1,0 +1,155 @@
+import os
+import time
+from collections.abc import Sequence
+
+import pytest
+from job_faults import FaultyCompile
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.outcome import Failed, StaticFacts
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.measure.jobs import CompileJob
+from attention_tuner.tuner.processes.cache import triton_cache
+from attention_tuner.tuner.processes.compile import NICENESS, Compiled, CompilePool, FullTime, default_processes
+
+SPEC, BATCH, SM_90 = AttentionSpec(8, 2, 64), Batch.parse("1x16@32,2x1@40"), TARGETS["sm_90"]
+
+
+def job(fault: str, number: int = 0) -> FaultyCompile:
+    return FaultyCompile(Variant.of("toy", 16, {"fault": fault, "number": number}), SPEC, SM_90, BATCH)
+
+
+def collect(pool: CompilePool, jobs: Sequence[CompileJob]) -> list[tuple[Variant, Compiled]]:
+    for each in jobs:
+        pool.submit(each)
+    collected: list[tuple[Variant, Compiled]] = []
+    deadline = time.monotonic() + 60
+    while pool.pending:
+        assert time.monotonic() < deadline
+        collected += [(job.variant, compiled) for job, compiled in pool.results(wait_s=1)]
+    return collected
+
+
+def test_every_failure_is_one_variants() -> None:
+    jobs = [job("abort"), job("none", 1), job("raise"), job("endless"), job("none", 2)]
+    with CompilePool(2, limit_s=1) as pool:
+        results = dict(collect(pool, jobs))
+    outcomes = [results[each.variant] for each in jobs]
+    reasons = [outcome.reason if isinstance(outcome, Failed) else "" for outcome in outcomes]
+    assert reasons == [
+        "killed by SIGABRT: LLVM ERROR: cannot select",
+        "",
+        "RuntimeError: no such instruction",
+        "took more than 1 s of CPU time",
+        "",
+    ]
+    assert all(o.stage == "compile" and o.variant == j.variant
+               for o, j in zip(outcomes, jobs, strict=True) if isinstance(o, Failed))
+
+
+def test_how_long_each_compile_took_is_known() -> None:
+    jobs = [job("none"), job("endless")]
+    with CompilePool(2, limit_s=1) as pool:
+        assert pool.seconds_of(jobs[1]) == 0
+        collect(pool, jobs)
+        assert pool.seconds_of(jobs[1]) >= 1
+        assert pool.seconds_of(jobs[0]) > 0
+
+
+def test_one_process_compiles_in_the_order_of_submission() -> None:
+    jobs = [job("none", number) for number in range(5)]
+    with CompilePool(1) as pool:
+        assert [variant for variant, _ in collect(pool, jobs)] == [each.variant for each in jobs]
+
+
+def test_processes_work_side_by_side_at_low_priority() -> None:
+    with CompilePool(2) as pool:
+        # Stand-in facts: the process, and its niceness.
+        facts = [facts for _, facts in collect(pool, [job("sleep", number) for number in range(4)])]
+    assert all(isinstance(one, StaticFacts) and one.registers == os.nice(0) + NICENESS for one in facts)
+    assert len({one.shared_bytes for one in facts if isinstance(one, StaticFacts)}) == 2
+
+
+def test_results_wait_no_longer_than_asked_and_no_longer_than_one_takes() -> None:
+    with CompilePool(2) as pool:
+        assert pool.results(wait_s=5) == []
+        pool.submit(job("endless"))
+        start = time.monotonic()
+        assert pool.results(wait_s=0.2) == []
+        assert time.monotonic() - start < 2
+        pool.submit(job("none"))
+        assert [done for done, _ in pool.results(wait_s=30)] == [job("none")]
+        assert pool.pending == 1
+        start = time.monotonic()
+    # Closing waits neither for the endless one nor for what is queued.
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 1), (16, 14)])
+def test_two_of_the_cores_that_the_process_may_use_are_left(
+    cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert default_processes() == processes
+
+
+def test_a_variant_is_compiled_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    variant = default_variant(SPEC, BATCH, 16)
+    with CompilePool(1) as pool:
+        [(named, facts)] = collect(pool, [CompileJob(variant, SPEC, SM_90, BATCH)])
+    assert named == variant
+    assert isinstance(facts, StaticFacts), facts
+    assert facts.registers
+    assert facts.stack_bytes is not None
+    assert list(triton_cache().glob("*/*.cubin"))
+
+
+def test_what_is_forgotten_is_not_compiled_but_what_has_begun_is() -> None:
+    with CompilePool(1) as pool:
+        pool.submit(job("sleep"))
+        while not pool._idle.empty():
+            time.sleep(0.01)
+        for number in range(3):
+            pool.submit(job("none", number))
+        assert pool.forget() == [job("none", number) for number in range(3)]
+        assert pool.pending == 1
+        variants = [variant for variant, _ in collect(pool, [job("none", 9)])]
+        assert variants == [job("sleep").variant, job("none", 9).variant]
+
+
+def test_processes_can_be_started_ahead_with_what_they_import() -> None:
+    with CompilePool(2, preload=("sqlite3",)) as pool:
+        pool.start()
+        pids = [child.pid for child in pool._children]
+        assert None not in pids
+        collect(pool, [job("sleep", 1), job("sleep", 2)])
+        assert [child.pid for child in pool._children] == pids
+
+
+def test_the_time_during_which_all_are_busy_is_added_up() -> None:
+    now = 0.0
+    full = FullTime(2, lambda: now)
+    with full.one_busy():
+        now += 1
+        with full.one_busy():
+            now += 2
+            assert full.seconds == 2
+            now += 3
+        now += 4
+        with full.one_busy():
+            now += 5
+    now += 6
+    assert full.seconds == 10
+
+
+def test_a_pool_knows_how_long_it_was_full() -> None:
+    with CompilePool(2) as pool:
+        collect(pool, [job("none")])
+        assert pool.full_seconds == 0
+        start = time.monotonic()
+        collect(pool, [job("sleep", number) for number in range(4)])
+        assert 0.5 <= pool.full_seconds <= time.monotonic() - start

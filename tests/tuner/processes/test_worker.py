@@ -1,0 +1,276 @@
+import os
+import signal
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import job_faults as faults
+import pytest
+
+from attention_tuner.kernel_templates.batch import Batch
+from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.errors import JobError
+from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.outcome import Failed, Regime, Timed, Timing
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.measure.card import GpuLock
+from attention_tuner.tuner.measure.jobs import LOOKS, FreeJob, MeasureJob, PrepareJob, RaceJob, RatesJob, Task
+from attention_tuner.tuner.processes.worker import Worker
+
+LIMIT_S = 60.0
+TASK = Task(AttentionSpec(4, 2, 64), Batch.parse("1x16@32,2x1@40"), 16)
+UNKNOWN = Variant.of("no_such_template", 16, {"block_m": 16})
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(interpret=True) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def default() -> Variant:
+    return default_variant(TASK.spec, TASK.batch, TASK.page_size)
+
+
+def test_a_worker_either_interprets_or_compiles(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    ask = faults.Ask("(context.interpret, os.environ.get('TRITON_INTERPRET'))")
+    with Worker(interpret=False) as compiling:
+        assert compiling.run(ask, LIMIT_S) == (False, None)
+    assert worker.run(ask, LIMIT_S) == (True, "1")
+
+
+def test_a_variant_is_checked_and_timed(worker: Worker, default: Variant) -> None:
+    outcome = worker.run(MeasureJob(TASK, default, samples=3), LIMIT_S)
+    assert isinstance(outcome, Timed), outcome
+    assert outcome.check.passed
+    assert outcome.timing.regime == Regime("interpreter")
+    assert len(outcome.timing.samples_ms) == 3
+    assert outcome.timing.plan_ms > 0
+
+
+def test_a_variant_that_cannot_run_fails_alone(worker: Worker, default: Variant) -> None:
+    outcome = worker.run(MeasureJob(TASK, UNKNOWN, samples=1), LIMIT_S)
+    assert isinstance(outcome, Failed)
+    assert outcome.stage == "check"
+    assert "no_such_template" in outcome.reason
+    assert isinstance(worker.run(MeasureJob(TASK, default, samples=1), LIMIT_S), Timed)
+
+
+def test_a_measurement_that_hangs_fails_alone(worker: Worker, default: Variant) -> None:
+    huge = Task(TASK.spec, Batch.parse("1x512@4096"), 16)
+    outcome = worker.run(MeasureJob(huge, default, samples=1), 2.0)
+    assert outcome == Failed(default, "check", "gave no result within 2 s")
+    assert isinstance(worker.run(MeasureJob(TASK, default, samples=1), LIMIT_S), Timed)
+
+
+def test_a_race_times_all_and_drops_the_one_that_fails(worker: Worker, default: Variant) -> None:
+    other = default.replace(num_warps=8)
+    race = worker.run(RaceJob(TASK, (default, UNKNOWN, other), rounds=2, seed=1), LIMIT_S)
+    assert isinstance(race.timings[UNKNOWN], Failed)
+    assert race.is_steady
+    assert race.sentinels_ms == ()
+    for variant in (default, other):
+        timing = race.timings[variant]
+        assert isinstance(timing, Timing)
+        assert len(timing.samples_ms) == 2
+
+
+def test_a_worker_with_a_lock_has_the_card_for_each_job_and_no_longer(tmp_path: Path, default: Variant) -> None:
+    lock = GpuLock("GPU-1", tmp_path)
+    with Worker(interpret=True, lock=lock) as worker:
+        assert worker.uuid == "GPU-1"
+        running = worker.submit(faults.Sleep(1.0), LIMIT_S)
+        time.sleep(0.5)
+        with pytest.raises(JobError, match="another run kept GPU GPU-1"), lock.held(0):
+            pass
+        assert running.result() == "slept"
+        with lock.held(0):
+            with pytest.raises(JobError, match="another run kept GPU GPU-1"):
+                # No variant is to blame for a card that is taken.
+                worker.run(MeasureJob(TASK, default, samples=1), LIMIT_S, deadline=time.monotonic() + 0.1)
+            assert worker.pid is not None
+
+
+def test_waiting_for_the_card_is_not_counted_but_the_deadline_is(tmp_path: Path) -> None:
+    lock = GpuLock("GPU-1", tmp_path)
+    with Worker(interpret=True, lock=lock) as worker, ThreadPoolExecutor() as threads:
+        assert worker.run(faults.Sleep(0), LIMIT_S) == "slept"
+        with lock.held():
+            waiting = threads.submit(worker.run, faults.Sleep(0.5), 1.0)
+            time.sleep(1.5)
+            assert not waiting.done()
+        assert waiting.result() == "slept"
+        with pytest.raises(JobError, match="gave no result"):
+            worker.run(faults.Sleep(1000), LIMIT_S, deadline=time.monotonic() + 0.3)
+
+
+def test_a_job_that_fails_and_is_settled_lets_go_of_the_card(tmp_path: Path, default: Variant) -> None:
+    lock = GpuLock("GPU-1", tmp_path)
+    with Worker(interpret=True, lock=lock) as worker:
+        race = worker.run(RaceJob(TASK, (default, UNKNOWN), rounds=1), LIMIT_S, time.monotonic() + LIMIT_S)
+        assert isinstance(race.timings[UNKNOWN], Failed)
+        assert isinstance(race.timings[default], Timing)
+    with lock.held(0):
+        pass
+
+
+def test_the_interpreter_needs_no_lock() -> None:
+    with Worker.on(INTERPRETER) as worker:
+        assert worker.interpret
+        assert worker.uuid is None
+
+
+def test_a_job_without_a_variant_raises(worker: Worker) -> None:
+    with pytest.raises(JobError, match="no NVIDIA GPU"):
+        worker.run(RatesJob(), LIMIT_S)
+
+
+@pytest.mark.gpu
+def test_an_illegal_access_is_one_variants_and_costs_the_process(default: Variant) -> None:
+    with Worker(interpret=False) as worker:
+        good = MeasureJob(TASK, default, samples=3)
+        assert isinstance(worker.run(good, 120), Timed)
+        pid = worker.pid
+        outcome = worker.run(faults.IllegalAccess(TASK, default, samples=3), 120)
+        assert isinstance(outcome, Failed)
+        assert "illegal memory access" in outcome.reason
+        outcome = worker.run(good, 120)
+        assert isinstance(outcome, Timed)
+        assert outcome.timing.regime == Regime("graph", "cold")
+        assert worker.pid != pid
+
+
+@pytest.mark.gpu
+def test_a_race_on_a_gpu_has_sentinels_and_the_card_to_itself(default: Variant) -> None:
+    from attention_tuner.kernel_templates.launch.device import present_gpu
+
+    gpu = present_gpu()
+    assert gpu is not None
+    with Worker.on(gpu) as worker:
+        uuid = worker.uuid
+        assert uuid is not None
+        race = worker.run(RaceJob(TASK, (default, default.replace(num_warps=8)), rounds=12), 120)
+    assert race.blocks == 4
+    assert 4 <= len(race.sentinels_ms) <= 8
+    for timing in race.timings.values():
+        assert isinstance(timing, Timing)
+        assert timing.regime == Regime("graph", "cold")
+        if race.is_steady:
+            assert len(timing.samples_ms) == 12
+    with GpuLock(uuid).held(0), Worker.on(gpu) as late, pytest.raises(JobError, match=uuid):
+        late.run(FreeJob(), 120, time.monotonic() + 0.1)
+
+
+def test_one_code_and_launch_is_measured_once(worker: Worker, default: Variant) -> None:
+    def measure(variant: Variant, code: str = "c", seed: int = 5) -> Timed:
+        outcome = worker.run(MeasureJob(TASK, variant, samples=2, seed=seed, code=code), LIMIT_S)
+        assert isinstance(outcome, Timed), outcome
+        return outcome
+
+    first, twin = measure(default), default.replace(num_warps=8)
+    assert first.same_as is None
+    assert measure(twin) == Timed(twin, first.check, first.timing, same_as=default)
+    # Other code, another launch, other inputs.
+    for other in (measure(twin, code="d"), measure(default.replace(num_segments=2)), measure(twin, seed=6)):
+        assert other.same_as is None
+        assert other.timing.samples_ms != first.timing.samples_ms
+
+
+def test_what_is_clearly_slower_than_its_rival_takes_few_samples(worker: Worker, default: Variant) -> None:
+    taken: list[int] = []
+    # A launch through the interpreter takes a second at most.
+    for number, rival_ms in enumerate((None, 1e-6, 1e6)):
+        job = MeasureJob(TASK, default, samples=3, rival_ms=rival_ms, code=str(number))
+        outcome = worker.run(job, LIMIT_S)
+        assert isinstance(outcome, Timed)
+        taken.append(len(outcome.timing.samples_ms))
+    assert taken == [3, LOOKS[0][0], 3]
+
+
+def test_what_a_task_needs_can_be_prepared_and_given_back(worker: Worker, default: Variant) -> None:
+    kept = faults.Ask("[type(one).__name__ for one in context._kept.values()]")
+    assert worker.run(PrepareJob(TASK, 0, Regime("interpreter")), LIMIT_S) > 0
+    assert worker.run(kept, LIMIT_S) == ["Workbench"]
+    worker.free()
+    assert worker.run(kept, LIMIT_S) == []
+    with Worker(interpret=True) as idle:
+        idle.free()
+        assert idle.pid is None
+
+
+def test_a_worker_can_be_started_ahead_and_jobs_submitted(worker: Worker) -> None:
+    with Worker(interpret=True) as other:
+        other.start()
+        pid = other.pid
+        assert pid is not None
+        assert not other.ready(0)
+        assert other.ready(LIMIT_S)
+        first, second = other.submit(faults.Sleep(0.2), LIMIT_S), other.submit(faults.Ask("os.getpid()"), LIMIT_S)
+        assert not first.done()
+        assert second.result() == pid
+        assert first.result() == "slept"
+        with pytest.raises(JobError, match="gave no result"):
+            other.submit(faults.Sleep(1000), LIMIT_S, time.monotonic() + 0.3).result()
+
+
+def test_closing_ends_what_was_submitted() -> None:
+    with Worker(interpret=True) as worker:
+        assert worker.ready(LIMIT_S)
+        running = worker.submit(faults.Sleep(1000), LIMIT_S)
+        time.sleep(0.2)
+    with pytest.raises(JobError, match=r"closed|SIGKILL"):
+        running.result()
+
+
+def test_closing_ends_the_wait_for_a_card_that_another_run_keeps(tmp_path: Path) -> None:
+    lock = GpuLock("GPU-1", tmp_path)
+    with ThreadPoolExecutor() as threads, lock.held():
+        worker = Worker(interpret=True, lock=lock)
+        waiting = worker.submit(faults.Sleep(0), LIMIT_S)
+        time.sleep(0.1)
+        threads.submit(worker.close).result(5)
+        with pytest.raises(JobError, match="closed"):
+            waiting.result(0)
+
+
+def test_what_the_deadline_ends_is_blamed_on_no_variant(worker: Worker, default: Variant) -> None:
+    huge = Task(TASK.spec, Batch.parse("1x512@4096"), 16)
+    assert worker.ready(LIMIT_S)
+    for job in (MeasureJob(huge, default, samples=1), RaceJob(huge, (default, default.replace(num_warps=8)), 9)):
+        deadline = time.monotonic() + 1.0
+        with pytest.raises(JobError, match=r"gave no result|could begin") as caught:
+            worker.run(job, LIMIT_S, deadline)
+        assert caught.value.variant is None
+        assert time.monotonic() < deadline + 1
+        assert worker.pid is None
+        assert worker.ready(LIMIT_S)
+
+
+def test_a_process_that_was_killed_is_not_started_again_to_be_freed() -> None:
+    with Worker(interpret=True) as other:
+        os.kill(other.run(faults.Ask("os.getpid()"), LIMIT_S), signal.SIGKILL)
+        begin = time.monotonic()
+        while other.pid is not None:
+            assert time.monotonic() < begin + 10
+            time.sleep(0.01)
+        other.free()
+        assert other.pid is None
+
+
+def test_only_what_the_process_does_counts_as_busy() -> None:
+    class Crowded(GpuLock):
+        @contextmanager
+        def held(self, *_: object) -> Generator[None]:
+            time.sleep(0.5)
+            yield
+
+    with Worker(interpret=False, lock=Crowded("GPU-crowded")) as worker:
+        worker.ready(LIMIT_S)
+        assert worker.busy_s == 0
+        worker.run(faults.Ask("__import__('time').sleep(0.2)"), LIMIT_S)
+        assert 0.2 <= worker.busy_s < 0.5

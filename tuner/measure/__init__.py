@@ -1,0 +1,1 @@
+"""Measuring one variant: inputs, check, stopwatch, race."""

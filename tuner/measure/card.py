@@ -1,0 +1,245 @@
+"""The physical card: a lock so that only one run times on it, who else uses it, and the state that it is in.
+
+It is only looked at, through `nvidia-smi`; none of its settings is ever changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import shutil
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ...kernel_templates.errors import JobError
+
+# Reading takes a tenth of a second; on a host with many cards whose driver must first wake up, seconds.
+READ_LIMIT_S = 20.0
+# Heat slows a card down for much longer than this, and a look costs the host a process.
+WATCH_PERIOD_S = 0.25
+
+_POLL_S = 0.002
+_NUMBERS = {
+    "sm_clock_mhz": "clocks.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "max_sm_clock_mhz": "clocks.max.sm",
+    "max_memory_clock_mhz": "clocks.max.mem",
+    "power_w": "power.draw",
+    "power_limit_w": "enforced.power.limit",
+    "temperature_c": "temperature.gpu",
+}
+_PERSISTENCE = "persistence_mode"
+_ECC = "ecc.mode.current"
+_REASONS = "clocks_event_reasons.active"
+# The bits of nvml.h, NVML API reference, nvmlClocksEventReasons.
+_REASON_BITS = {
+    0x001: "idle",
+    0x002: "application clocks",
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "software thermal slowdown",
+    0x040: "hardware thermal slowdown",
+    0x080: "power brake",
+    0x100: "display clocks",
+}
+# The power cap is not among them: under it, a card full of matrix products is in its normal state, and all variants of
+# a race are; what it changes within a race is for the sentinel to see.
+_THROTTLES = {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake"}
+
+
+@dataclass(frozen=True, slots=True)
+class CardState:
+    """What a card says of itself at one moment; None for what it does not tell. `reasons` are why its clocks are as
+    they are."""
+
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    max_sm_clock_mhz: float | None = None
+    max_memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    persistence: str | None = None
+    ecc: str | None = None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether heat or the power supply holds the clocks down."""
+        return not _THROTTLES.isdisjoint(self.reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class CardProcess:
+    """A process that has memory on a card; `memory_mib` is None where that is not told."""
+
+    pid: int
+    name: str
+    memory_mib: int | None = None
+
+
+class GpuLock:
+    """A lock on the card `uuid` between the processes of one user; the kernel releases it when its holder dies.
+
+    Those that wait take turns with the holder, so that two runs interleave job by job.
+    """
+
+    def __init__(self, uuid: str, folder: Path | None = None) -> None:
+        self.uuid = uuid
+        self._folder = folder or _lock_folder()
+        self._is_told = False
+
+    @contextlib.contextmanager
+    def held(self, deadline: float = math.inf, closed: threading.Event | None = None) -> Generator[None]:
+        """Hold the lock, waiting for it until `deadline` of `time.monotonic` passes or `closed` is set.
+
+        Raises `JobError` then. Where there can be no lock, as on a full disk, it warns once and goes on without.
+        """
+        with contextlib.ExitStack() as files:
+            try:
+                self._take(files, deadline, closed)
+            except OSError as error:
+                self._tell(error)
+            yield
+
+    def _take(self, files: contextlib.ExitStack, deadline: float, closed: threading.Event | None) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        card = files.enter_context(self._file("lock").open("ab"))
+        # Whoever waits holds the place in the queue, so that the holder, who is quicker, cannot lock again first.
+        with self._file("queue").open("ab") as queue:
+            self._wait(queue, deadline, closed)
+            self._wait(card, deadline, closed)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"GPU {self.uuid} cannot be locked in {str(self._folder)!r}: {error.strerror}; another run may time on "
+                "it at the same time",
+                stacklevel=2,
+            )
+
+    def _file(self, kind: str) -> Path:
+        return self._folder / f"{self.uuid}.{kind}"
+
+    def _wait(self, file: IO[bytes], deadline: float, closed: threading.Event | None) -> None:
+        while True:
+            if closed is not None and closed.is_set():
+                raise JobError("its process was closed")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise JobError(f"another run kept GPU {self.uuid} until the time was up") from None
+                time.sleep(_POLL_S)
+            else:
+                return
+
+
+class ThrottleWatch:
+    """Looks at the card `uuid` every quarter of a second while a `with` block runs; for None it sees nothing."""
+
+    def __init__(self, uuid: str | None, look: Callable[[str], CardState | None] | None = None) -> None:
+        self._uuid = uuid
+        self._look = look or card_state
+        self._throttled: list[tuple[float, float]] = []
+        self._stop = threading.Event()
+        # The race must not wait for a look: an idle card cools down.
+        self._thread = threading.Thread(target=self._watch, name="throttle watch", daemon=True)
+
+    def throttled(self, start_s: float, end_s: float) -> bool:
+        """Whether a look between these times of `time.monotonic` found the card throttled."""
+        return any(asked <= end_s and answered >= start_s for asked, answered in tuple(self._throttled))
+
+    def __enter__(self) -> ThrottleWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        # Not for longer: a driver that is slow to answer must not hold up the run.
+        self._thread.join(WATCH_PERIOD_S)
+
+    def _watch(self) -> None:
+        while self._uuid is not None and not self._stop.is_set():
+            asked = time.monotonic()
+            state = self._look(self._uuid)
+            if state is None:
+                return
+            if state.is_throttled:
+                self._throttled.append((asked, time.monotonic()))
+            self._stop.wait(WATCH_PERIOD_S)
+
+
+def card_state(uuid: str) -> CardState | None:
+    """The present state of the card `uuid`, None where there is no `nvidia-smi` or it knows no such card."""
+    fields = [*_NUMBERS.values(), _PERSISTENCE, _ECC, _REASONS]
+    lines = _read(f"--id={uuid}", f"--query-gpu={','.join(fields)}")
+    if not lines:
+        return None
+    told = dict(zip(fields, map(str.strip, lines[0].split(",")), strict=False))
+    mask = told.get(_REASONS, "")
+    active = int(mask, 16) if mask.startswith("0x") else 0
+    return CardState(
+        **{name: _number(told.get(field, "")) for name, field in _NUMBERS.items()},
+        persistence=told.get(_PERSISTENCE),
+        ecc=told.get(_ECC),
+        reasons=tuple(name for bit, name in _REASON_BITS.items() if active & bit),
+    )
+
+
+def foreign_processes(uuid: str, own_pids: Collection[int]) -> list[CardProcess]:
+    """The processes that compute on the card `uuid`, but for `own_pids`; empty where there is no `nvidia-smi`.
+
+    Inside a container the driver may show none, or those of the host by the host's numbers; one without a number is
+    left out.
+    """
+    lines = _read("--query-compute-apps=gpu_uuid,pid,used_gpu_memory,process_name") or ()
+    found = [line.split(", ", 3) for line in lines]
+    processes = [
+        CardProcess(int(pid), name, int(memory) if memory.isdigit() else None)
+        for where, pid, memory, name in (words for words in found if len(words) == 4)
+        if where == uuid and pid.isdigit()
+    ]
+    return [process for process in processes if process.pid not in own_pids]
+
+
+def foreign_sentence(processes: Collection[CardProcess]) -> str:
+    """What is said of `foreign_processes`, of which there are some."""
+    names = ", ".join(f"{process.name} (pid {process.pid})" for process in processes)
+    return f"the GPU is also used by {names}: times taken while that works are not to be trusted"
+
+
+def _lock_folder() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("attention-tuner")) / "locks"
+
+
+def _number(word: str) -> float | None:
+    """What a card tells, None for the words by which it says that it does not: "[N/A]" and others."""
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _read(*arguments: str) -> list[str] | None:
+    """The lines that `nvidia-smi` answers a query with, None where there is no such tool or it refuses."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, *arguments, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=READ_LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout.splitlines()

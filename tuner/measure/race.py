@@ -1,0 +1,170 @@
+"""Which of several variants is fastest: the statistics of an interleaved race, and what is kept when it is a tie.
+
+Sample i of every timing is of round i, so that what differs from round to round cancels in the ratio of a pair.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...kernel_templates.outcome import Timing, Verdict
+from ...kernel_templates.template import template_of
+from ...kernel_templates.variant import Value, Variant
+
+# Chance that a verdict is wrong anywhere in a race; divided by the number of comparisons (Bonferroni).
+ALPHA = 0.05
+# Times closer than this are as good as equal: it is what one variant's time repeats within on an idle GPU.
+TIE = math.log(1.005)
+# A block whose sentinel differs by more than this from that of the race was run on another card, as it were.
+DRIFT = math.log(1.015)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The median of the paired log-ratios of two timings, a's over b's, and a confidence interval for it.
+
+    The bounds are infinite where there are too few pairs for the confidence that was asked for.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether a is clearly the faster."""
+        return self.high < 0
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether the two clearly differ by less than `TIE`."""
+        return self.low >= -TIE and self.high <= TIE
+
+
+def compare(a: Timing, b: Timing, alpha: float = ALPHA) -> Interval:
+    """How the times of `a` relate to those of `b`, round by round, wrong with a chance of at most `alpha`.
+
+    The interval is that of the sign test, between two order statistics: Conover, Practical Nonparametric Statistics,
+    3rd edition, section 3.2. It holds for every distribution whose pairs are independent.
+    """
+    ratios = sorted(math.log(x / y) for x, y in zip(a.samples_ms, b.samples_ms, strict=False))
+    rank = _rank(len(ratios), alpha)
+    low, high = (ratios[rank - 1], ratios[-rank]) if rank else (-math.inf, math.inf)
+    return Interval(statistics.median(ratios), low, high)
+
+
+def rounds_needed(alpha: float) -> int:
+    """The fewest rounds after which `compare` can find a difference."""
+    return next(n for n in itertools.count(1) if _rank(n, alpha))
+
+
+def num_comparisons(entrants: int) -> int:
+    """How many pairs there are among `entrants` variants."""
+    return math.comb(entrants, 2)
+
+
+def choose(timings: Mapping[Variant, Timing], default: Variant, alpha: float = ALPHA) -> tuple[Variant, Verdict]:
+    """The variant to keep, and how it stands against the next: wrong with a chance of at most `alpha`.
+
+    It is the default unless another is clearly faster or clearly equal, so never one that is slower than the default.
+    Of those that tie with the fastest, the simplest is kept.
+    """
+    others = [variant for variant in timings if variant != default]
+    if not others:
+        return default, Verdict.TIE
+    # The leader may be any of them: each could be compared with the default and with every other.
+    alpha /= num_comparisons(len(timings))
+    against_default = {v: compare(timings[v], timings[default], alpha) for v in timings}
+    leader = min(timings, key=lambda v: (against_default[v].median, simplicity(v)))
+    intervals = {v: compare(timings[leader], timings[v], alpha) for v in timings if v != leader}
+    tied = [v for v, interval in intervals.items() if interval.is_tie]
+    eligible = [
+        v for v in (leader, *tied) if v == default or against_default[v].is_faster or _no_slower(against_default[v])
+    ]
+    is_clear = all(interval.is_faster or interval.is_tie for interval in intervals.values())
+    if not eligible:
+        return default, Verdict.AMBIGUOUS
+    verdict = (Verdict.TIE if tied else Verdict.FAST) if is_clear else Verdict.AMBIGUOUS
+    return min(eligible, key=simplicity), verdict
+
+
+def balanced_orders(count: int, seed: int) -> list[tuple[int, ...]]:
+    """Orders of `count` entrants in which each has every place, and comes right after every other, equally often.
+
+    They are `count` orders, or twice as many for an odd `count`: Williams, Experimental designs balanced for the
+    estimation of residual effects of treatments, Australian Journal of Scientific Research A 2 (1949). `seed` draws
+    which entrant is which in the design, and the sequence of the orders.
+    """
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
+    rows = [[(entrant + shift) % count for entrant in zigzag] for shift in range(count)]
+    if count % 2:
+        rows += [row[::-1] for row in rows]
+    draw = random.Random(seed)
+    names = draw.sample(range(count), count)
+    return [tuple(names[entrant] for entrant in row) for row in draw.sample(rows, len(rows))]
+
+
+def sound_blocks(sentinels_ms: Sequence[float], throttled: Sequence[bool]) -> tuple[bool, ...]:
+    """Which blocks of a race count: their sentinel is within `DRIFT` of the median one, and nothing was throttled.
+
+    The median is that of the blocks which were not throttled, and one of them.
+    """
+    steady = [ms for ms, hot in zip(sentinels_ms, throttled, strict=True) if not hot]
+    if not steady:
+        return (False,) * len(throttled)
+    middle = statistics.median_low(steady)
+    pairs = zip(sentinels_ms, throttled, strict=True)
+    return tuple(not hot and abs(math.log(ms / middle)) <= DRIFT for ms, hot in pairs)
+
+
+def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, tuple[bool, ...], str]:
+    """What is smaller for the simpler of two variants.
+
+    In this order: one launch, fewer segments, pointer loads, fewer warps, smaller tiles, then what the list in `_PLAIN`
+    calls plain; then the key, so that there are no two alike.
+    """
+    values = {**dict(template_of(variant).traits), **variant.as_dict()}
+    numbers = {name: value for name, value in values.items() if isinstance(value, int)}
+    # One segment, or no waves to fill, leaves nothing to merge in a second launch; nor does a tile's last program.
+    segments = max(numbers.get("num_segments", 1), numbers.get("waves", 0) + 1)
+    has_partials = segments > 1 or numbers.get("partials_per_item", 1) > 1
+    merges = has_partials and values.get("reduction", "kernel") == "kernel"
+    launches = 1 + merges + (numbers.get("launches", 1) - 1) * (not _has_one_part(values))
+    tile = sum(numbers.get(f"{part}block_m", 0) * numbers.get(f"{part}block_n", 0) for part in ("", "decode_"))
+    has_pointers = values.get("kv_load", "pointer") == "pointer"
+    warps = max(numbers.get("num_warps", 0), numbers.get("decode_num_warps", 0))
+    fancy = tuple(values.get(name, plain) != plain for name, plain in _PLAIN)
+    return launches, segments, not has_pointers, warps, tile, fancy, variant.key()
+
+
+# What partial results are merged from, and in which order the items come.
+_PLAIN = (("partials", "float32"), ("schedule", "long_first"))
+
+
+def _has_one_part(values: Mapping[str, Value]) -> bool:
+    """Whether each value for short sequences repeats the one for long ones, as where there is only one kind."""
+    names = (name for name in values if name.startswith("decode_"))
+    return all(values[name] == values[name.removeprefix("decode_")] for name in names)
+
+
+def _no_slower(interval: Interval) -> bool:
+    return interval.is_tie and interval.median <= 0
+
+
+def _rank(count: int, alpha: float) -> int:
+    """The largest k for which the k-th smallest and k-th largest of `count` samples enclose the median with 1 - alpha.
+
+    0 where even the smallest and the largest do not. The chance to miss is twice P(Binomial(count, 1/2) < k).
+    """
+    missed, rank = 0.0, 0
+    while rank < count:
+        missed += 2 * math.comb(count, rank) / 2**count
+        if missed > alpha:
+            break
+        rank += 1
+    return rank

@@ -1,0 +1,1 @@
+"""Child processes: workers that measure, and the pool that compiles ahead."""
