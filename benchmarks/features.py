@@ -28,8 +28,8 @@ from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.launch.launcher import Tensors
 from attention_tuner.kernel_templates.outcome import Regime
+from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.bench import Workbench
 from attention_tuner.tuner.measure.check import Checker

@@ -22,8 +22,8 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
 from attention_tuner.kernel_templates.launch.launcher import Launcher, make_launcher
 from attention_tuner.kernel_templates.lengths import Lengths
+from attention_tuner.kernel_templates.registry import templates, why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import templates, why_invalid
 from attention_tuner.kernel_templates.variant import Value, Variant
 
 SPEC = AttentionSpec(32, 8, 128)

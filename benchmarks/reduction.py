@@ -21,9 +21,9 @@ from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.launch.launcher import Launcher, Tensors
 from attention_tuner.kernel_templates.launch.work_list import COMBINE_ROWS
 from attention_tuner.kernel_templates.outcome import Regime
+from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.kernel_templates.template import why_invalid
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.models import model_specs
 from attention_tuner.search_spaces.suites import named_batches

@@ -20,8 +20,8 @@ import record
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.outcome import Check, Regime, Timed, Timing
+from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import templates
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.sampling.samplers import DEFAULT_SAMPLER, SAMPLERS

@@ -30,10 +30,10 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.outcome import Check, Failed, Outcome, Regime, StaticFacts, Timed, Timing
+from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.console.progress import TuneProgress

@@ -21,8 +21,8 @@ from ..kernel_templates.batch import Batch, BatchBucket
 from ..kernel_templates.errors import StoreError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment, FullCheck, Regime, Timed
+from ..kernel_templates.registry import templates
 from ..kernel_templates.spec import AttentionSpec
-from ..kernel_templates.template import templates
 from ..kernel_templates.variant import Variant
 from . import migrate
 from .checks import FullCheckRow, FullChecks

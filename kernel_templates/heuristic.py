@@ -8,8 +8,9 @@ from .batch import BatchBucket
 from .errors import VariantError
 from .gpu import Gpu
 from .limits import next_power_of_two, registers_of
+from .registry import template_of, why_invalid
 from .spec import AttentionSpec
-from .template import leaves_keys_whole, template_of, why_invalid
+from .template import leaves_keys_whole
 from .variant import Value, Variant
 
 _Table = tuple[tuple[Value, ...], ...]

@@ -12,7 +12,7 @@ from pathlib import Path
 from .errors import TunerError
 from .gpu import Gpu
 from .outcome import Environment
-from .template import templates
+from .registry import templates
 
 
 @functools.cache

@@ -1,25 +1,21 @@
-"""What a template is, which templates there are, and the one rule of which variants are valid.
+"""Declaration of a template: its dimensions, its constraints and the class that launches it.
 
-A template is declared once, in a module of its own: its dimensions, its constraints and the class that launches it.
-Another package adds one by naming its `Template` object under the entry point group `attention_tuner.templates`.
+A template is declared once, in a module of its own. Another package adds one by naming its `Template` object under the
+entry point group `attention_tuner.templates`, which `registry` reads.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from .batch import BatchBucket
-from .errors import TunerError, VariantError
+from .errors import TunerError
 from .gpu import Gpu
 from .spec import AttentionSpec
 from .variant import Value, Variant
 
-ENTRY_POINTS = "attention_tuner.templates"
 # Tokens that the kernels load at once stay within a page.
 PAGE_MULTIPLE = 16
 _ALL = itertools.repeat(True)
@@ -146,63 +142,6 @@ def _settled(pairs: tuple[tuple[str, Value], ...], absent: list[Dimension]) -> t
 def _has_part(bucket: BatchBucket, part: str) -> bool:
     parts = ("short", "long") if part == "both" else (part,) if part else ()
     return all(map(bucket.has_part, parts))
-
-
-@functools.cache
-def templates() -> dict[str, Template]:
-    """Every installed template by name: this project's, then those of other packages.
-
-    One of another package that cannot be imported, or is no `Template`, is set aside with a warning that names it: no
-    broken package may end an engine. Raises `TunerError` when two share a name.
-    """
-    from .hopper.template import GLUON_HOPPER
-    from .triton_family.fused import FUSED
-    from .triton_family.persistent import PERSISTENT
-    from .triton_family.two_launch import TWO_LAUNCH
-    from .triton_family.unified import UNIFIED
-
-    found = {template.name: template for template in (UNIFIED, FUSED, TWO_LAUNCH, PERSISTENT, GLUON_HOPPER)}
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        template = _load(point)
-        if template is not None and found.setdefault(template.name, template) is not template:
-            raise TunerError(f"two installed templates are called {template.name!r}")
-    return found
-
-
-def _load(point: importlib.metadata.EntryPoint) -> Template | None:
-    try:
-        template = point.load()
-        reason = "it is no Template"
-    except Exception as error:  # noqa: BLE001 - another package's code, which may raise anything as it is imported
-        template, reason = None, f"{type(error).__name__}: {error}"
-    if isinstance(template, Template):
-        return template
-    warnings.warn(f"template {point.name!r} ({point.value}) cannot be loaded and is set aside: {reason}", stacklevel=3)
-    return None
-
-
-def template_of(variant: Variant) -> Template:
-    """The template of `variant`. Raises `VariantError` when it is not installed."""
-    found = templates().get(variant.template)
-    if found is None:
-        raise VariantError(f"unknown template {variant.template!r}; installed are {', '.join(templates())}")
-    return found
-
-
-def why_invalid(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> str | None:
-    """Why `variant` cannot run layer `spec` on `gpu`, or None: the rule for the search, the lookup and the tests.
-
-    The reasons are few and fixed, so that they can be counted.
-    """
-    template = templates().get(variant.template)
-    if template is None:
-        return "its template is not installed"
-    values = variant.as_dict()
-    if set(values) != {d.name for d in template.dimensions}:
-        return "its dimensions are not the template's"
-    if any(values[d.name] not in d.choices for d in template.dimensions):
-        return "a value is not among the template's choices"
-    return next((rule.reason for rule in template.rules if not rule.holds(variant, spec, gpu)), None)
 
 
 def leaves_keys_whole(variant: Variant) -> bool:

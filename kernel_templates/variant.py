@@ -15,7 +15,7 @@ Value = int | str
 class Variant:
     """A template, the page size it reads, and a value for each of the template's dimensions, sorted by name.
 
-    Which values are valid is said by `template.why_invalid`, not here: a stored variant of a template that is not
+    Which values are valid is said by `registry.why_invalid`, not here: a stored variant of a template that is not
     installed can still be read and shown.
     """
 

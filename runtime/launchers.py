@@ -20,8 +20,8 @@ from ..kernel_templates.launch.launcher import Launcher
 from ..kernel_templates.launch.work_list import INTERPRETED
 from ..kernel_templates.launch.workspace import Workspace
 from ..kernel_templates.limits import next_power_of_two
+from ..kernel_templates.registry import template_of
 from ..kernel_templates.spec import AttentionSpec
-from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
 from .lengths import StepLengths
 

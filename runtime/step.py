@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from numpy.typing import ArrayLike
 
 from ..kernel_templates.launch.launcher import Launcher
-from ..kernel_templates.template import template_of
+from ..kernel_templates.registry import template_of
 from .lengths import StepLengths
 
 if TYPE_CHECKING:

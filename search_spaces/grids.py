@@ -18,8 +18,9 @@ from typing import Any, cast
 from ..kernel_templates.batch import Batch, BatchBucket
 from ..kernel_templates.errors import InputError, ModelError, TunerError
 from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.registry import templates, why_invalid
 from ..kernel_templates.spec import AttentionSpec
-from ..kernel_templates.template import Template, templates, why_invalid
+from ..kernel_templates.template import Template
 from ..kernel_templates.variant import Value, Variant
 from .files import find, read_object
 from .suites import named_batches

@@ -10,8 +10,9 @@ from dataclasses import astuple, dataclass
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.errors import VariantError
 from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.registry import templates
 from ..kernel_templates.spec import AttentionSpec
-from ..kernel_templates.template import Constraint, Template, templates
+from ..kernel_templates.template import Constraint, Template
 from ..kernel_templates.variant import Value, Variant
 
 

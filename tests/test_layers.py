@@ -27,7 +27,7 @@ ALLOWED = {
 
 OWNERS = {"triton": "kernel_templates", "sqlalchemy": "db", "alembic": "db"}
 
-RECORDS = ("errors", "gpu", "spec", "batch", "variant", "template", "outcome")
+RECORDS = ("errors", "gpu", "spec", "batch", "variant", "template", "registry", "outcome")
 TORCH_FREE = (*RECORDS, "task", "default", "heuristic", "launch.room",
               *(f"triton_family.{name}" for name in ("unified", "fused", "two_launch", "persistent")))
 
@@ -155,7 +155,7 @@ def test_records_and_rules_load_no_torch_and_no_triton() -> None:
 
 
 def test_the_templates_are_listed_without_torch_and_triton() -> None:
-    statement = "from attention_tuner.kernel_templates.template import templates; templates()"
+    statement = "from attention_tuner.kernel_templates.registry import templates; templates()"
     assert not loaded_by(statement) & {"torch", "triton"}
 
 

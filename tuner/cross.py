@@ -13,8 +13,8 @@ from dataclasses import replace
 from ..db.records import Setting
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.default import default_variant
+from ..kernel_templates.registry import template_of, why_invalid
 from ..kernel_templates.task import Task
-from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
 from .best import keep, stored_best
 from .final import RACE_LIMIT_S, Final

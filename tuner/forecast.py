@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.registry import template_of
 from ..kernel_templates.task import Task
-from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import Survey, survey
 

@@ -11,8 +11,8 @@ from ..db.store import Store
 from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import Regime
+from ..kernel_templates.registry import template_of
 from ..kernel_templates.task import Task
-from ..kernel_templates.template import template_of
 from ..kernel_templates.variant import Variant
 from ..search_spaces.grids import Grid
 from .recording import Recorded, Recording

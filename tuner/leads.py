@@ -11,8 +11,8 @@ from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.heuristic import candidates
 from ..kernel_templates.outcome import BestConfig, StaticFacts, Timed
+from ..kernel_templates.registry import template_of, why_invalid
 from ..kernel_templates.task import Task
-from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
 from .run import Run
 

@@ -16,8 +16,8 @@ from ..kernel_templates.batch import MAX_TOKENS, Batch
 from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment, Regime
+from ..kernel_templates.registry import why_invalid
 from ..kernel_templates.spec import AttentionSpec
-from ..kernel_templates.template import why_invalid
 
 _NUMBERS = re.compile(r"[0-9]+([\s,]+[0-9]+)*")
 

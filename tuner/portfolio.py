@@ -21,8 +21,8 @@ from ..kernel_templates.default import default_variant
 from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Environment, Regime, Timed, Timing, Verdict
+from ..kernel_templates.registry import template_of, why_invalid
 from ..kernel_templates.spec import AttentionSpec
-from ..kernel_templates.template import template_of, why_invalid
 from ..kernel_templates.variant import Variant
 from .subset import best_columns, fewest_columns
 

@@ -9,7 +9,7 @@ from ..kernel_templates.batch import Batch
 from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Timed
-from ..kernel_templates.template import template_of, why_invalid
+from ..kernel_templates.registry import template_of, why_invalid
 from ..kernel_templates.variant import Variant
 from .sampling.points import beside
 

@@ -10,8 +10,8 @@ from ..db.store import Store
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, Timing, Verdict
+from ..kernel_templates.registry import why_invalid
 from ..kernel_templates.task import Task
-from ..kernel_templates.template import why_invalid
 from ..kernel_templates.variant import Variant
 from .final import LOOKS, RACE_LIMIT_S, SCREEN, Final
 from .measure.race import ALPHA, TIE, compare, num_comparisons

@@ -20,9 +20,9 @@ from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import candidates as guesses
 from attention_tuner.kernel_templates.launch.launcher import Launcher, Tensors
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Timed
+from attention_tuner.kernel_templates.registry import template_of, why_invalid
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.kernel_templates.template import template_of, why_invalid
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.processes.builds import Builds
 from attention_tuner.tuner.processes.cache import triton_cache

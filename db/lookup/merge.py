@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...kernel_templates.outcome import BestConfig
+from ...kernel_templates.registry import why_invalid
 from ...kernel_templates.sources import kernel_hash
-from ...kernel_templates.template import why_invalid
 
 
 @dataclass(frozen=True, slots=True)

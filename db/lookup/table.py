@@ -15,8 +15,9 @@ from ...kernel_templates.batch import Batch, BatchBucket
 from ...kernel_templates.errors import NotTunedError, TunerError
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import BestConfig, Environment
+from ...kernel_templates.registry import template_of, why_invalid
 from ...kernel_templates.spec import AttentionSpec
-from ...kernel_templates.template import leaves_keys_whole, template_of, why_invalid
+from ...kernel_templates.template import leaves_keys_whole
 from ..answer import Answer, Chain, Origin, Source
 from ..losses import Losses
 from ..merit import merit

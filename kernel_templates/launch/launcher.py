@@ -15,8 +15,8 @@ from ..errors import BatchError, SpecError, VariantError
 from ..gpu import Gpu
 from ..lengths import Lengths
 from ..limits import next_power_of_two
+from ..registry import template_of, why_invalid
 from ..spec import AttentionSpec
-from ..template import template_of, why_invalid
 from ..variant import Variant
 from .workspace import Workspace
 

@@ -14,8 +14,8 @@ import pytest
 
 from attention_tuner.db.lookup.table import ConfigTable
 from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.registry import template_of, why_invalid
 from attention_tuner.kernel_templates.sources import environment
-from attention_tuner.kernel_templates.template import template_of, why_invalid
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 H200 = replace(TARGETS["sm_90"], name="NVIDIA H200")

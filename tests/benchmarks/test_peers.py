@@ -19,9 +19,9 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.launch.launcher import Tensors
 from attention_tuner.kernel_templates.oracle.reference import paged_attention
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing
+from attention_tuner.kernel_templates.registry import template_of, templates
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.kernel_templates.template import template_of, templates
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(FOLDER))

@@ -17,7 +17,7 @@ from attention_tuner.db.lookup.lookup import SHIPPED
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Timing
-from attention_tuner.kernel_templates.template import templates, why_invalid
+from attention_tuner.kernel_templates.registry import templates, why_invalid
 
 FILES = sorted(SHIPPED.glob("*.json"))
 SCHEMA = json.loads((SHIPPED.parent / "export_schema.json").read_text())

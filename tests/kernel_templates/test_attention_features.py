@@ -19,9 +19,9 @@ from attention_tuner.kernel_templates.launch.device import present_gpu
 from attention_tuner.kernel_templates.launch.launcher import Tensors, make_launcher
 from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.oracle.reference import paged_attention
+from attention_tuner.kernel_templates.registry import templates, why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.kernel_templates.template import templates, why_invalid
 from attention_tuner.kernel_templates.variant import Value, Variant
 from attention_tuner.runtime.merge import merge
 from attention_tuner.tuner.forecast import interpreted_seconds

@@ -5,8 +5,8 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
+from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import why_invalid
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.heuristic import candidates, depends_on_rounds, heuristic_variant
 from attention_tuner.kernel_templates.limits import registers_of
+from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import HEAD_DIMS, AttentionSpec
-from attention_tuner.kernel_templates.template import leaves_keys_whole, why_invalid
+from attention_tuner.kernel_templates.template import leaves_keys_whole
 from attention_tuner.kernel_templates.variant import Variant
 
 SMALL = Gpu("small", (7, 5), 40, 64 * 1024, 0)

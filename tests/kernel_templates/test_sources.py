@@ -8,8 +8,9 @@ from attention_tuner.kernel_templates import sources
 from attention_tuner.kernel_templates.errors import TunerError
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.limits import SHARED_SOURCES
+from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.sources import environment, kernel_hash
-from attention_tuner.kernel_templates.template import Template, templates
+from attention_tuner.kernel_templates.template import Template
 
 
 def test_every_template_has_a_hash_over_the_kernels_that_it_runs():
@@ -19,7 +20,7 @@ def test_every_template_has_a_hash_over_the_kernels_that_it_runs():
     assert kernel_hash("unified") != kernel_hash("fused")
 
 
-@pytest.mark.parametrize("module", ["launch", "batch", "fused", "fused_launch", "attention", "spec", "plan"])
+@pytest.mark.parametrize("module", ["launcher", "batch", "fused", "fused_launch", "attention", "spec", "plan"])
 def test_a_change_of_any_of_its_modules_changes_the_hash(module: str, monkeypatch: pytest.MonkeyPatch):
     before = kernel_hash("fused")
     read = Path.read_bytes

@@ -13,15 +13,9 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import TunerError, VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
+from attention_tuner.kernel_templates.registry import template_of, templates, why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import (
-    Dimension,
-    Template,
-    leaves_keys_whole,
-    template_of,
-    templates,
-    why_invalid,
-)
+from attention_tuner.kernel_templates.template import Dimension, Template, leaves_keys_whole
 from attention_tuner.kernel_templates.triton_family.fused import FUSED
 from attention_tuner.kernel_templates.triton_family.persistent import PERSISTENT
 from attention_tuner.kernel_templates.triton_family.two_launch import TWO_LAUNCH
@@ -106,13 +100,13 @@ def test_an_unknown_template_names_those_installed():
 
 TOY = '''
 from attention_tuner.kernel_templates.template import Constraint, Dimension, Template
-from attention_tuner.kernel_templates.reference import paged_attention
+from attention_tuner.kernel_templates.oracle.reference import paged_attention
 
 TOY = Template("toy", "toy_template:EagerLauncher", (Dimension("speed", (1, 2, 3)),),
                (Constraint("too fast", lambda variant, spec, gpu: variant.number("speed") < 3),))
 
 def __getattr__(name):
-    from attention_tuner.kernel_templates.launch import Launcher
+    from attention_tuner.kernel_templates.launch.launcher import Launcher
     class EagerLauncher(Launcher):
         def plan(self, batch, device):
             self.batch = batch
@@ -127,12 +121,12 @@ def __getattr__(name):
 USE_TOY = """
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.launch import make_launcher
+from attention_tuner.kernel_templates.launch.launcher import make_launcher
 from attention_tuner.kernel_templates.sources import kernel_hash
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
-from attention_tuner.tuner.check import Checker
+from attention_tuner.tuner.measure.check import Checker
 spec, batch = AttentionSpec(4, 2, 64), Batch.parse("1x3@20")
 found = survey(spec, BatchBucket.of(batch), 16, INTERPRETER, ("toy",))
 assert dict(found.rejected) == {"too fast": 1}, found.rejected

@@ -21,8 +21,8 @@ from attention_tuner.kernel_templates.launch import work_list as work_list_launc
 from attention_tuner.kernel_templates.launch.launcher import Tensors, make_launcher
 from attention_tuner.kernel_templates.launch.tiles import FIRST_ROW, SEQ, SLOT, START, STOP
 from attention_tuner.kernel_templates.oracle.inputs import make_tensors
+from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import templates
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.runtime import launchers
 from attention_tuner.runtime.hybrid_attention import HybridAttention

@@ -14,8 +14,8 @@ from attention_tuner.kernel_templates.errors import BatchError, SpecError, Varia
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.launch.launcher import Tensors
+from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import templates
 from attention_tuner.kernel_templates.triton_family.fused import FUSED
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.runtime.hybrid_attention import HybridAttention

@@ -11,7 +11,7 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import InputError, ModelError
 from attention_tuner.kernel_templates.gpu import Gpu
-from attention_tuner.kernel_templates.template import template_of, templates, why_invalid
+from attention_tuner.kernel_templates.registry import template_of, templates, why_invalid
 from attention_tuner.search_spaces.files import shipped
 from attention_tuner.search_spaces.grids import grid
 from attention_tuner.search_spaces.space import survey

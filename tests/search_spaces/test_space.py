@@ -13,8 +13,9 @@ from attention_tuner.kernel_templates import template as template_module
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu, target
+from attention_tuner.kernel_templates.registry import templates, why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import Constraint, Dimension, Template, templates, why_invalid
+from attention_tuner.kernel_templates.template import Constraint, Dimension, Template
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces import space
 from attention_tuner.search_spaces.space import survey

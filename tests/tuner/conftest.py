@@ -21,7 +21,7 @@ def make_faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
     from fault_harness import Faulty, install
 
     from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
-    from attention_tuner.kernel_templates.template import templates
+    from attention_tuner.kernel_templates.registry import templates
 
     def make(fault: str, gpu: Gpu = INTERPRETER) -> Faulty:
         install(fault, tmp_path, monkeypatch)

@@ -17,10 +17,10 @@ from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch, Shape
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.outcome import BestConfig, Failed, Regime, Timed
+from attention_tuner.kernel_templates.registry import ENTRY_POINTS, templates
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.kernel_templates.template import ENTRY_POINTS, templates
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import Compiler, Executor, Listener, Settings, TaskResult

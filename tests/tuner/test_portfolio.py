@@ -26,7 +26,7 @@ from portfolio_samples import (
 
 from attention_tuner.db import ConfigTable, Store, export_json, import_json
 from attention_tuner.kernel_templates.outcome import Failed, Verdict
-from attention_tuner.kernel_templates.template import template_of
+from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.tuner.portfolio import (
     Group,
     choose,

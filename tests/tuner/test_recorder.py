@@ -11,7 +11,7 @@ from grid_samples import SMALL
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.outcome import Failed, Skipped, StaticFacts, Timed, Wrong
-from attention_tuner.kernel_templates.template import templates
+from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.grids import Grid, GridPart
 from attention_tuner.tuner.ground_truth import code_of, grid_tasks, recording_of

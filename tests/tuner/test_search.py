@@ -15,8 +15,8 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.heuristic import candidates, heuristic_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Failed, Regime, Timing, Verdict
+from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.costs import HANG_FACTOR, HANG_S

@@ -19,8 +19,8 @@ from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import InputError, JobError, StoreError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Environment, Failed, Outcome, Regime, Verdict
+from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.kernel_templates.template import template_of
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.final import INTERPRETED_FINALISTS
 from attention_tuner.tuner.forecast import fewest_seconds

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ...kernel_templates.registry import templates
 from ...kernel_templates.sources import kernel_hash
 from ...kernel_templates.task import Task
-from ...kernel_templates.template import templates
 from ..recording import Recording
 from ..replay import Replayed, near
 from ..run import Reason, TaskResult

@@ -12,9 +12,9 @@ from ...kernel_templates.batch import Batch
 from ...kernel_templates.errors import GpuError, InputError, SpecError, VariantError
 from ...kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from ...kernel_templates.outcome import BestConfig, Regime
+from ...kernel_templates.registry import template_of, why_invalid
 from ...kernel_templates.spec import DTYPES, FP8_DTYPES, AttentionSpec
 from ...kernel_templates.task import Task
-from ...kernel_templates.template import template_of, why_invalid
 from ...kernel_templates.variant import Variant
 
 if TYPE_CHECKING:

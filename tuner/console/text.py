@@ -14,7 +14,7 @@ from ...kernel_templates.batch import Batch
 from ...kernel_templates.default import default_variant
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import BestConfig, Check, FullCheck
-from ...kernel_templates.template import why_invalid
+from ...kernel_templates.registry import why_invalid
 from ...kernel_templates.variant import Variant
 from ..run import Progress, Reason, TaskResult
 

@@ -12,9 +12,9 @@ from ...kernel_templates.batch import BatchBucket
 from ...kernel_templates.errors import InputError, NothingValidError, VariantError
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import Failed, FullCheck, Timed, Wrong
+from ...kernel_templates.registry import why_invalid
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
-from ...kernel_templates.template import why_invalid
 from ...kernel_templates.variant import Variant
 from ..measure.jobs import MeasureJob
 from . import options, request

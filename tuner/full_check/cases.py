@@ -13,9 +13,9 @@ from typing import Literal
 from ...kernel_templates.batch import MAX_SEQUENCES, SHORT_QUERY, Batch
 from ...kernel_templates.errors import InputError
 from ...kernel_templates.gpu import Gpu
+from ...kernel_templates.registry import template_of
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
-from ...kernel_templates.template import template_of
 from ...kernel_templates.variant import Variant
 from ..forecast import interpreted_seconds
 

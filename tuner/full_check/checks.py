@@ -11,8 +11,8 @@ from ...db.store import Store
 from ...kernel_templates.errors import NothingValidError
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import CaseResult, FullCheck
+from ...kernel_templates.registry import why_invalid
 from ...kernel_templates.spec import AttentionSpec
-from ...kernel_templates.template import why_invalid
 from ...kernel_templates.variant import Variant
 from ..measure.jobs import CompileJob, FullCheckJob, SanitizeJob
 from ..processes.compile import CompilePool

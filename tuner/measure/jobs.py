@@ -13,9 +13,9 @@ from ...kernel_templates.batch import Batch
 from ...kernel_templates.errors import GpuError, JobError
 from ...kernel_templates.gpu import INTERPRETER, Gpu
 from ...kernel_templates.outcome import CaseResult, Failed, Regime, StaticFacts, Timed, Timing, Wrong
+from ...kernel_templates.registry import template_of
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
-from ...kernel_templates.template import template_of
 from ...kernel_templates.variant import Variant
 from ..full_check.cases import Case
 from ..processes.child import Context, Job

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...kernel_templates.outcome import Timing, Verdict
-from ...kernel_templates.template import template_of
+from ...kernel_templates.registry import template_of
 from ...kernel_templates.variant import Value, Variant
 
 # Chance that a verdict is wrong anywhere in a race; divided by the number of comparisons (Bonferroni).

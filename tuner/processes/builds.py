@@ -7,9 +7,9 @@ from typing import Protocol
 
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import Failed, StaticFacts
+from ...kernel_templates.registry import template_of
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
-from ...kernel_templates.template import template_of
 from ...kernel_templates.variant import Variant
 from ..measure.jobs import CompileJob
 

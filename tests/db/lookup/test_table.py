@@ -23,8 +23,8 @@ from attention_tuner.kernel_templates.errors import InputError, NotTunedError, T
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.heuristic import heuristic_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Regime, Timing
+from attention_tuner.kernel_templates.registry import template_of, why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import template_of, why_invalid
 
 Make = Callable[..., BestConfig]
 HYBRID = "1x512@16384,63x1@32768"

@@ -6,8 +6,8 @@ from gluon_samples import HOPPER, SPEC, variant_of
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.hopper.template import GLUON_HOPPER, shared_memory_bytes
+from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import why_invalid
 from attention_tuner.kernel_templates.variant import Value
 
 

@@ -17,8 +17,8 @@ from attention_tuner.kernel_templates.launch import compiler
 from attention_tuner.kernel_templates.launch.compiler import compile_variant
 from attention_tuner.kernel_templates.limits import SCRATCH_BYTES, Body, is_tma, shared_memory_bytes
 from attention_tuner.kernel_templates.outcome import StaticFacts
+from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import why_invalid
 from attention_tuner.kernel_templates.triton_family.fused import bodies as fused_bodies
 from attention_tuner.kernel_templates.triton_family.unified import bodies as unified_bodies
 from attention_tuner.kernel_templates.variant import Variant

@@ -11,8 +11,8 @@ from attention_tuner.kernel_templates.launch import work_list as work_list_launc
 from attention_tuner.kernel_templates.launch.launcher import Launcher, make_launcher
 from attention_tuner.kernel_templates.launch.work_list import indexed
 from attention_tuner.kernel_templates.oracle.inputs import make_tensors
+from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import templates
 from attention_tuner.kernel_templates.variant import Value, Variant
 from attention_tuner.tuner.measure.check import Checker
 

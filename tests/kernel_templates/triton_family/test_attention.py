@@ -18,8 +18,8 @@ from attention_tuner.kernel_templates.launch.device import present_gpu
 from attention_tuner.kernel_templates.launch.launcher import make_launcher
 from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.oracle.reference import paged_attention
+from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import why_invalid
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.check import Checker
 

@@ -1,8 +1,8 @@
 import pytest
 
 from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import why_invalid
 from attention_tuner.kernel_templates.triton_family.fused import FUSED
 from attention_tuner.kernel_templates.triton_family.persistent import PERSISTENT
 from attention_tuner.kernel_templates.variant import Variant
