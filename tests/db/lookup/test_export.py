@@ -24,7 +24,7 @@ from attention_tuner.kernel_templates.errors import StoreError
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Verdict
 from attention_tuner.kernel_templates.spec import AttentionSpec
 
-SCHEMA = json.loads((Path(module.__file__).parent / "export_schema.json").read_text())
+SCHEMA = json.loads((Path(module.__file__).parents[1] / "export_schema.json").read_text())
 Make = Callable[..., BestConfig]
 
 
