@@ -27,9 +27,17 @@ import record
 from attention_tuner.db.records import Setting, TrialRecord
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.kernel_templates.outcome import Check, Failed, Outcome, Regime, StaticFacts, Timed, Timing
+from attention_tuner.kernel_templates.outcome import (
+    Check,
+    Failed,
+    JobError,
+    Outcome,
+    Regime,
+    StaticFacts,
+    Timed,
+    Timing,
+)
 from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.spec import AttentionSpec

@@ -1,37 +1,32 @@
-"""Every error this project raises on purpose.
+"""The errors this project raises on purpose.
 
     TunerError
-    ├── InputError            what the user gave cannot be used; a command ends with status 2
+    ├── InputError            unusable input of the user; a command ends with status 2
     │   ├── SpecError         an attention layer that cannot exist or is not supported
     │   ├── BatchError        a batch that cannot be read
     │   ├── VariantError      a variant that cannot be read, is unknown or is invalid here
     │   ├── GpuError          a GPU that is unknown or not present
     │   ├── ModelError        a model preset, suite or config.json that cannot be used
     │   └── StoreError        a database or exported file that cannot be opened, read or written
-    ├── JobError              a job gave no result; an outcome of the variant that is to blame, where there is one
-    ├── NotTunedError         a lookup's answer would be worse than the one that asked for it accepts
-    └── NothingValidError     no valid variant was found; a command ends with status 1
+    ├── JobError              a job without a result; it stands in `outcome`, because it names the variant at fault
+    ├── NotTunedError         a lookup's answer from a source that the caller does not accept
+    └── NothingValidError     no valid variant; a command ends with status 1
 
-What goes wrong inside one trial is an `Outcome`, not an exception.
+A failure inside one trial is an `Outcome`, not an exception.
 """
-
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .variant import Variant
-
 
 class TunerError(Exception):
-    """Base of all errors raised on purpose; `exit_status` is what a command ends with."""
+    """Base of all errors raised on purpose."""
 
+    # Status that a command ends with.
     exit_status = 1
 
 
 class InputError(TunerError):
-    """What the user gave cannot be used."""
+    """Unusable input of the user."""
 
     exit_status = 2
 
@@ -60,22 +55,9 @@ class StoreError(InputError):
     """A database or exported file that cannot be opened, read or written."""
 
 
-class JobError(TunerError):
-    """A job raised, or its process died or exceeded its limit.
-
-    `stage` and `variant` are what the job had last said it was at: "" and None where it had said nothing.
-    """
-
-    def __init__(self, reason: str, stage: str = "", variant: Variant | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.stage = stage
-        self.variant = variant
-
-
 class NotTunedError(TunerError):
-    """A lookup's answer would come from further down the chain of fall-backs than its caller accepts."""
+    """A lookup's answer from a source that the caller does not accept."""
 
 
 class NothingValidError(TunerError):
-    """No valid variant was found."""
+    """No valid variant."""

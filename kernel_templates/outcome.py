@@ -142,7 +142,18 @@ class Skipped:
 
 Outcome = Timed | Wrong | Failed | Skipped
 
-CASE_STATES = ("passed", "failed", "not run")
+
+class JobError(TunerError):
+    """A job without a result: it raised, or its process died or exceeded its limit.
+
+    `stage` and `variant` are those that the job reported last, "" and None where it reported none.
+    """
+
+    def __init__(self, reason: str, stage: str = "", variant: Variant | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.stage = stage
+        self.variant = variant
 
 
 class Verdict(enum.Enum):
@@ -161,6 +172,9 @@ class Environment:
     triton: str
     torch: str
     driver: str
+
+
+CASE_STATES = ("passed", "failed", "not run")
 
 
 @dataclass(frozen=True, slots=True)

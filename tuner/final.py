@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ..kernel_templates.errors import JobError
-from ..kernel_templates.outcome import Failed, Timing, Verdict
+from ..kernel_templates.outcome import Failed, JobError, Timing, Verdict
 from ..kernel_templates.variant import Variant
 from .measure.blocks import expected_s
 from .measure.jobs import RaceJob, RaceResult

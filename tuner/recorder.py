@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from ..db.records import TrialRecord
-from ..kernel_templates.errors import InputError, JobError
-from ..kernel_templates.outcome import Failed, Outcome, Skipped, StaticFacts, Timed, Wrong
+from ..kernel_templates.errors import InputError
+from ..kernel_templates.outcome import Failed, JobError, Outcome, Skipped, StaticFacts, Timed, Wrong
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from ..search_spaces.grids import Grid

@@ -11,9 +11,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ..kernel_templates.errors import JobError
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import Environment, Failed, StaticFacts, Timed, Timing, Wrong
+from ..kernel_templates.outcome import Environment, Failed, JobError, StaticFacts, Timed, Timing, Wrong
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from .measure.blocks import expected_s

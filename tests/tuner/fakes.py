@@ -12,9 +12,17 @@ from typing import Any
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.default import default_variant
-from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
-from attention_tuner.kernel_templates.outcome import Check, Environment, Failed, StaticFacts, Timed, Timing, Wrong
+from attention_tuner.kernel_templates.outcome import (
+    Check,
+    Environment,
+    Failed,
+    JobError,
+    StaticFacts,
+    Timed,
+    Timing,
+    Wrong,
+)
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant

@@ -8,9 +8,8 @@ import pytest
 from fakes import DEFAULT, GPU, SPEC, TASK, Bench, FakeWorker
 
 from attention_tuner.kernel_templates.batch import BatchBucket
-from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.heuristic import candidates
-from attention_tuner.kernel_templates.outcome import Check, Regime, Timed, Timing, Verdict
+from attention_tuner.kernel_templates.outcome import Check, JobError, Regime, Timed, Timing, Verdict
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.final import LOOKS, SCREEN, Final
 from attention_tuner.tuner.measure.jobs import RaceResult

@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 from fakes import DEFAULT, TASK
 
-from attention_tuner.kernel_templates.errors import JobError
-from attention_tuner.kernel_templates.outcome import Check, Failed, Outcome, Regime, Timed, Timing
+from attention_tuner.kernel_templates.outcome import Check, Failed, JobError, Outcome, Regime, Timed, Timing
 from attention_tuner.tuner.costs import Costs
 from attention_tuner.tuner.flight import Flight
 from attention_tuner.tuner.measure.jobs import MeasureJob

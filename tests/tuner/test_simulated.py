@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from recording_samples import CHUNK, DECODE, FASTEST, SPEC, small_recording, unified
 
-from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.outcome import Environment, Failed, StaticFacts, Timed, Timing, Wrong
+from attention_tuner.kernel_templates.outcome import Environment, Failed, JobError, StaticFacts, Timed, Timing, Wrong
 from attention_tuner.tuner.measure.jobs import CompileJob, MeasureJob, PrepareJob, RaceJob, RatesJob
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.run import Executor

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...kernel_templates.errors import InputError, JobError, NothingValidError
+from ...kernel_templates.errors import InputError, NothingValidError
 from ...kernel_templates.gpu import Gpu
+from ...kernel_templates.outcome import JobError
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ...search_spaces.models import kind_of

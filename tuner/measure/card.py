@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ...kernel_templates.errors import JobError
+from ...kernel_templates.outcome import JobError
 
 # Reading takes a tenth of a second; on a host with many cards whose driver must first wake up, seconds.
 READ_LIMIT_S = 20.0

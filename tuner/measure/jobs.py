@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...kernel_templates.batch import Batch
-from ...kernel_templates.errors import GpuError, JobError
+from ...kernel_templates.errors import GpuError
 from ...kernel_templates.gpu import INTERPRETER, Gpu
-from ...kernel_templates.outcome import CaseResult, Failed, Regime, StaticFacts, Timed, Timing, Wrong
+from ...kernel_templates.outcome import CaseResult, Failed, JobError, Regime, StaticFacts, Timed, Timing, Wrong
 from ...kernel_templates.registry import template_of
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, TypeVar, cast
 
-from ...kernel_templates.errors import JobError
+from ...kernel_templates.outcome import JobError
 from ...kernel_templates.variant import Variant
 
 R = TypeVar("R")

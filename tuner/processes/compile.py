@@ -10,8 +10,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import LifoQueue
 
-from ...kernel_templates.errors import JobError
-from ...kernel_templates.outcome import Failed, StaticFacts
+from ...kernel_templates.outcome import Failed, JobError, StaticFacts
 from ..measure.jobs import CompileJob
 from .cache import triton_cache
 from .child import Job, Setup

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar
 
-from ...kernel_templates.errors import JobError, TunerError
+from ...kernel_templates.errors import TunerError
+from ...kernel_templates.outcome import JobError
 from .child import REASON_LENGTH, At, Done, Job, Raised, Setup, serve
 from .limit import Limit
 

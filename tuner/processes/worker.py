@@ -9,9 +9,9 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from ...kernel_templates.errors import JobError
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.launch.device import present_uuid
+from ...kernel_templates.outcome import JobError
 from ..measure.card import GpuLock
 from ..measure.jobs import FreeJob
 from .cache import triton_cache

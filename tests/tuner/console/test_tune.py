@@ -13,9 +13,9 @@ from cli_samples import BATCH, H100, SPEC, Lines, config
 
 from attention_tuner.db import ConfigTable, Store, write_misses
 from attention_tuner.kernel_templates.batch import BatchBucket
-from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.launch import device
+from attention_tuner.kernel_templates.outcome import JobError
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.measure.card import CardProcess
 from attention_tuner.tuner.measure.jobs import Rates, RatesJob

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_tuner.kernel_templates.errors import JobError
+from attention_tuner.kernel_templates.outcome import JobError
 from attention_tuner.tuner.measure import card
 from attention_tuner.tuner.measure.card import (
     CardProcess,

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.errors import JobError
 from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.kernel_templates.outcome import CaseResult, Check, Failed, Regime, Timed, Timing
+from attention_tuner.kernel_templates.outcome import CaseResult, Check, Failed, JobError, Regime, Timed, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.full_check.cases import Case

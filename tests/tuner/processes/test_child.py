@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from job_faults import VARIANT, Echo
 
-from attention_tuner.kernel_templates.errors import JobError
+from attention_tuner.kernel_templates.outcome import JobError
 from attention_tuner.tuner.processes.child import REASON_LENGTH, At, Context, one_line
 
 

@@ -11,7 +11,8 @@ from types import FrameType
 import job_faults as faults
 import pytest
 
-from attention_tuner.kernel_templates.errors import JobError, TunerError
+from attention_tuner.kernel_templates.errors import TunerError
+from attention_tuner.kernel_templates.outcome import JobError
 from attention_tuner.tuner.processes.child import Setup
 from attention_tuner.tuner.processes.process import LOG_BYTES, ChildProcess
 
