@@ -133,9 +133,9 @@ def likely(recording: Recording, task: Task, entry: Entry) -> list[Variant]:
 
 
 def key_of(recording: Recording, entry: Entry) -> str:
-    """What the searches of `entry` depend on: the sampler's sources, and the leads that they are given."""
+    """A hash of what the searches of `entry` depend on: the samplers' sources, and the leads that they are given."""
     leads = [variant.key() for task in recording.tasks for variant in likely(recording, task, entry)]
-    return bake_off_file.source_hash(entry.sampler, leads)
+    return bake_off_file.source_hash(leads)
 
 
 def best(times: Mapping[Variant, float]) -> tuple[Variant, float]:

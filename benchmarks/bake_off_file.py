@@ -1,4 +1,4 @@
-"""The file of `bake_off.py`: which of its rows a later run goes on with, and which it makes anew."""
+"""The results file of `bake_off.py`: the rows that a later run keeps, and the files that it refuses."""
 
 from __future__ import annotations
 
@@ -11,23 +11,12 @@ from typing import Any
 
 import attention_tuner
 
-# What decides which variants are tried: of every search, and of each kind of sampler.
-_STUDY = ("tuner/study.py", "tuner/samplers.py", "tuner/encoding.py", "tuner/points.py")
-_POOL = ("tuner/pool_sampler.py",)
-_RANKING = (*_POOL, "tuner/ranking_sampler.py")
-_OWN = {
-    "kriging": (*_RANKING, "tuner/kriging_sampler.py", "tuner/gaussian_process.py"),
-    "forest": (*_RANKING, "tuner/forest_sampler.py"),
-    "local": _POOL,
-    "brute": _POOL,
-}
 
-
-def source_hash(sampler: str, leads: Sequence[str]) -> str:
+def source_hash(leads: Sequence[str]) -> str:
     """A hash over the modules that decide what a search tries, and over its `leads`, as 16 hexadecimal digits."""
-    root = Path(attention_tuner.__path__[0])
-    texts = [(root / name).read_bytes() for name in (*_STUDY, *_OWN.get(sampler, ()))]
-    return hashlib.sha256(b"".join([*texts, *map(str.encode, leads)])).hexdigest()[:16]
+    modules = sorted(Path(attention_tuner.__path__[0], "tuner", "sampling").glob("*.py"))
+    texts = [*(path.read_bytes() for path in modules), *map(str.encode, leads)]
+    return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 
 
 def file_hash(path: Path) -> str:

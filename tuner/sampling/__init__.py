@@ -1,1 +1,1 @@
-"""Choosing the next variant to try: the Optuna study and its samplers."""
+"""The choice of the next variant to try: the Optuna study and its samplers."""

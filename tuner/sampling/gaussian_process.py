@@ -1,11 +1,11 @@
-"""A Gaussian process over places, and the improvement to expect of it: kriging with exponential kernels.
+"""A Gaussian process with an exponential kernel, and its expected improvement.
 
-The covariance of two places is `exp(-sum_d rate_d |x_d - y_d|)`: a step in a dimension costs as much as the data say,
-and nothing is smoother than that. What was measured has mean 0 and deviation 1, and noise of its own.
+The covariance of two points is `exp(-sum_d rate_d |x_d - y_d|)`: the data decide how much a step in each dimension
+matters, and no smoothness is assumed. Losses have mean 0 and deviation 1, and noise of their own.
 """
 
 # pyright: basic
-# scipy tells no types.
+# scipy has no type stubs.
 from __future__ import annotations
 
 import numpy as np
@@ -17,71 +17,73 @@ from scipy.special import log_ndtr
 
 Array = NDArray[np.float64]
 
-# Of the logarithms of the noise and of the rates: what they are until measurements tell, the bounds of the search for
-# them, and the deviation of the normal distribution that they are held to have.
-NOISE = -4.0
+# Logarithm of the noise before any fit.
+LOG_NOISE = -4.0
+# Bounds of the logarithms of the rates and of the noise.
 RATE_BOUNDS, NOISE_BOUNDS = (-5.0, 4.0), (-9.0, 0.0)
-DEVIATION = 3.0
-STEPS = 15
-# Keeps the covariance of what is measured positive definite.
+# Standard deviation of the normal prior on these logarithms.
+PRIOR_DEVIATION = 3.0
+MAX_ITERATIONS = 15
+# Keeps the covariance matrix positive definite.
 JITTER = 1e-6
-# An improvement as unlikely as this is told by its leading term: of two tiny numbers only noise would be left.
+# Below so many deviations the improvement is given by its leading term: the exact formula would subtract two nearly
+# equal tiny numbers.
 FAR = -5.0
 
 
 class GaussianProcess:
-    """The process over places; its rates and noise are those of the latest `fit`.
+    """A Gaussian process whose rates and noise are those of the latest `fit`.
 
-    Before one, and where nothing speaks against them, the logarithms of the rates are `log_rates` `[dimensions]`.
+    The logarithms of the rates begin at `log_rates` `[dimensions]`, which are also the mean of their prior.
     """
 
     def __init__(self, log_rates: Array) -> None:
-        self._begin = np.append(log_rates, NOISE)
-        self._hyper = self._begin
+        self._prior = np.append(log_rates, LOG_NOISE)
+        self._hyper = self._prior
 
-    def fit(self, places: Array, losses: Array) -> None:
-        """Find the rates and the noise that make `losses` `[n]` at `places` `[n, dimensions]` likeliest."""
-        steps = np.abs(places[:, None, :] - places[None, :, :])
-        bounds = [RATE_BOUNDS] * places.shape[1] + [NOISE_BOUNDS]
-        # From where they were: with one more measurement they are hardly elsewhere.
-        self._hyper = minimize(self._surprise, self._hyper, (steps, losses), "L-BFGS-B", jac=True, bounds=bounds,
-                               options={"maxiter": STEPS}).x  # fmt: skip
+    def fit(self, x: Array, losses: Array) -> None:
+        """Find the most likely rates and noise, given `losses` `[n]` at `x` `[n, dimensions]`."""
+        steps = np.abs(x[:, None, :] - x[None, :, :])
+        bounds = [RATE_BOUNDS] * x.shape[1] + [NOISE_BOUNDS]
+        # Starting from the previous optimum, one more measurement takes few iterations.
+        self._hyper = minimize(self._negative_log_posterior, self._hyper, (steps, losses), "L-BFGS-B", jac=True,
+                               bounds=bounds, options={"maxiter": MAX_ITERATIONS}).x  # fmt: skip
 
-    def posterior(self, places: Array, losses: Array, pending: Array, asked: Array) -> tuple[Array, Array]:
-        """Mean and deviation `[m]` at the places `asked` `[m, dimensions]`, given `losses` `[n]` at `places`.
+    def posterior(self, x: Array, losses: Array, pending: Array, asked: Array) -> tuple[Array, Array]:
+        """Mean and deviation `[m]` at `asked` `[m, dimensions]`, given `losses` `[n]` at `x` `[n, dimensions]`.
 
-        What is `pending` `[k, dimensions]` narrows the process and leaves its mean (the "kriging believer" of
-        Ginsbourger et al., 2010), so that places asked for one after another differ.
+        Points in `pending` `[k, dimensions]` reduce the deviation and leave the mean (the "kriging believer" of
+        Ginsbourger et al., 2010), so that candidates chosen one after another differ.
         """
-        known = np.concatenate([places, pending])
+        known = np.concatenate([x, pending])
         noise = np.exp(self._hyper[-1]) + JITTER
         covariance = self._covariance(known, known) + noise * np.eye(len(known))
-        among = self._covariance(asked, known)
-        count = len(places)
-        mean = among[:, :count] @ cho_solve(cho_factor(covariance[:count, :count], lower=True), losses)
-        told = solve_triangular(np.linalg.cholesky(covariance), among.T, lower=True)
-        return mean, np.sqrt(np.maximum(1.0 - np.square(told).sum(axis=0), JITTER))
+        cross = self._covariance(asked, known)
+        count = len(x)
+        mean = cross[:, :count] @ cho_solve(cho_factor(covariance[:count, :count], lower=True), losses)
+        solved = solve_triangular(np.linalg.cholesky(covariance), cross.T, lower=True)
+        return mean, np.sqrt(np.maximum(1.0 - np.square(solved).sum(axis=0), JITTER))
 
-    def _covariance(self, places: Array, others: Array) -> Array:
+    def _covariance(self, x: Array, y: Array) -> Array:
         rates = np.exp(self._hyper[:-1])
-        return np.exp(-cdist(places * rates, others * rates, "cityblock"))
+        return np.exp(-cdist(x * rates, y * rates, "cityblock"))
 
-    def _surprise(self, hyper: Array, steps: Array, losses: Array) -> tuple[float, Array]:
-        """The negative logarithm of the likelihood of `losses` and of `hyper`, and its gradient."""
+    def _negative_log_posterior(self, hyper: Array, steps: Array, losses: Array) -> tuple[float, Array]:
+        """The negative log posterior of `hyper`, up to a constant, and its gradient."""
         rates, noise = np.exp(hyper[:-1]), np.exp(hyper[-1])
         kernel = np.exp(-steps @ rates)
         factor = cho_factor(kernel + (noise + JITTER) * np.eye(len(losses)), lower=True)
         weights = cho_solve(factor, losses)
         slope = np.outer(weights, weights) - cho_solve(factor, np.eye(len(losses)))
-        strays = (hyper - self._begin) / DEVIATION
+        strays = (hyper - self._prior) / PRIOR_DEVIATION
         value = 0.5 * losses @ weights + np.log(np.diag(factor[0])).sum() + 0.5 * strays @ strays
-        of_rates = np.einsum("ij,ijd->d", slope * kernel, steps)
-        gradient = np.append(0.5 * rates * of_rates, -0.5 * noise * np.trace(slope))
-        return float(value), gradient + strays / DEVIATION
+        by_rate = np.einsum("ij,ijd->d", slope * kernel, steps)
+        gradient = np.append(0.5 * rates * by_rate, -0.5 * noise * np.trace(slope))
+        return float(value), gradient + strays / PRIOR_DEVIATION
 
 
 def log_expected_improvement(best: float, mean: Array, deviation: Array) -> Array:
-    """The logarithm of how far below `best` a normal variable is to be expected, counted as 0 where it is above."""
+    """The logarithm of the expected amount by which a normal variable is below `best` (0 where it is above)."""
     gain = (best - mean) / deviation
     near, far = np.maximum(gain, FAR), np.minimum(gain, FAR)
     improvement = np.log(_density(near) + near * np.exp(log_ndtr(near)))

@@ -1,4 +1,4 @@
-"""The variants of a task as points: by the dimensions in which they differ, and as rows of small numbers."""
+"""Variants as points: by the dimensions in which they differ, and as rows of small numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...kernel_templates.variant import Value, Variant
 
 Point = tuple[str, tuple[Value, ...]]
 
-# The code of a dimension that a point's template does not have.
+# Code of a dimension that the template of a point lacks.
 ABSENT = -1
 
 
 class Space:
-    """The variants as points: for each template, the dimensions in which its variants differ, each with its values.
+    """The dimensions in which the variants of each template differ, with their values (`choices`).
 
-    A dimension that repeats another in every variant, as one that follows its counterpart does, is none of them.
+    A dimension that has the value of another one in every variant is left out. `points` are those of `variants`.
     """
 
     def __init__(self, variants: Sequence[Variant]) -> None:
@@ -32,27 +32,26 @@ class Space:
             columns = _distinct(own)
             self.choices[template] = {name: _ordered(set(column)) for name, column in columns.items()}
             values[template] = zip(*columns.values(), strict=True) if columns else itertools.repeat(())
-        # Where each of the variants is.
         self.points: list[Point] = [(variant.template, next(values[variant.template])) for variant in variants]
 
     def point(self, variant: Variant) -> Point | None:
-        """Where `variant` is, or None when it has a value that no variant of the space has."""
+        """The point of `variant`, None if it has a value that no variant of the space has."""
         values, dimensions = variant.as_dict(), self.choices.get(variant.template)
         if dimensions is None or any(values.get(name) not in choices for name, choices in dimensions.items()):
             return None
         return variant.template, tuple(values[name] for name in dimensions)
 
     def neighbours(self, point: Point) -> Iterator[Point]:
-        """The points that differ in one dimension: by one step where its values have an order."""
+        """The points that differ from `point` in one dimension: by one step if its values are ordered."""
         template, values = point
         for index, choices in enumerate(self.choices[template].values()):
             for other in beside(values[index], choices):
                 yield template, (*values[:index], other, *values[index + 1 :])
 
     def codes(self, points: Sequence[Point]) -> NDArray[np.int8]:
-        """`[points, 1 + dimensions]`: the number of the template, then of each value among those of its dimension.
+        """`[points, 1 + dimensions]`: the number of the template, then the rank of each value in its dimension.
 
-        Templates share the dimensions of the same name. `ABSENT` stands where a template has no such dimension.
+        Templates share dimensions of the same name. `ABSENT` stands for a dimension that the template lacks.
         """
         merged: dict[str, set[Value]] = {}
         for dimensions in self.choices.values():
@@ -73,19 +72,19 @@ class Space:
 
 
 def beside(value: Value, choices: Sequence[Value]) -> Sequence[Value]:
-    """Those of `choices` that are one step from `value`, which is one of them: all others where they have no order."""
+    """The `choices` one step from `value`, which is one of them: all others if they are not ordered."""
     at = choices.index(value)
     steps = (at - 1, at + 1) if is_ordered(choices) else range(len(choices))
     return [choices[step] for step in steps if 0 <= step < len(choices) and step != at]
 
 
 def is_ordered(choices: Iterable[Value]) -> bool:
-    """Whether the values have an order in which to step from one to the next."""
+    """True if the values are ordered: all are integers."""
     return all(isinstance(choice, int) for choice in choices)
 
 
 def _distinct(rows: Sequence[tuple[tuple[str, Value], ...]]) -> dict[str, list[Value]]:
-    """The columns of the rows that have several values and are not an earlier column again, by name."""
+    """The columns with several values, by name, without those equal to an earlier column."""
     kept: dict[str, list[Value]] = {}
     for index, (name, _) in enumerate(rows[0]):
         column = [row[index][1] for row in rows]

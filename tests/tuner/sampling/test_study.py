@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+import optuna
 import pytest
 
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.outcome import Check, Failed, Outcome, Regime, Timed, Timing
 from attention_tuner.kernel_templates.variant import Value, Variant
 from attention_tuner.tuner.sampling import study as study_module
+from attention_tuner.tuner.sampling.points import Point, Space
 from attention_tuner.tuner.sampling.samplers import SAMPLERS
-from attention_tuner.tuner.sampling.study import Study
+from attention_tuner.tuner.sampling.study import ByDimension, ByNumber, Study
 
 DIMENSIONS: dict[str, dict[str, tuple[Value, ...]]] = {
     "one": {"m": (16, 32, 64, 128), "n": (16, 32, 64, 128), "warps": (1, 2, 4, 8), "stages": (1, 2, 3, 4)},
@@ -79,6 +81,7 @@ def test_asks_for_every_variant_once_and_then_for_none(sampler: str) -> None:
     valid = combinations(
         lambda v: (
             v.number("n") == 16
+            and v.number("m") <= 32
             and v.as_dict().get("warps", 1) == v.as_dict().get("stages", 1) == 1
             and v.as_dict().get("waves", 1) == 1
         )
@@ -91,11 +94,11 @@ def test_asks_for_every_variant_once_and_then_for_none(sampler: str) -> None:
     assert study.ask() is None
 
 
-@pytest.mark.parametrize(("sampler", "limit"), [("kriging", 1.02), ("forest", 1.2), ("tpe", 1.2), ("local", 1.2)])
+@pytest.mark.parametrize(("sampler", "limit"), [("kriging", 1.02), ("tpe", 1.2)])
 def test_it_finds_better_variants_than_chance(sampler: str, limit: float) -> None:
     valid = combinations()
     found = {
-        name: [best(explore(Study(valid, sampler=name, seed=seed), 60, ahead=8)) for seed in range(6)]
+        name: [best(explore(Study(valid, sampler=name, seed=seed), 60, ahead=8)) for seed in range(4)]
         for name in (sampler, "random")
     }
     assert statistics.mean(found[sampler]) < statistics.mean(found["random"])
@@ -104,21 +107,21 @@ def test_it_finds_better_variants_than_chance(sampler: str, limit: float) -> Non
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_same_seed_asks_for_the_same_variants(sampler: str) -> None:
-    runs = [explore(Study(combinations(), sampler=sampler, seed=seed), 14, ahead=3) for seed in (7, 7, 8)]
-    assert runs[0] == runs[1]
-    assert (runs[0] == runs[2]) == (sampler == "brute")
+    # Optuna's Gaussian process begins after ten trials.
+    runs = [explore(Study(combinations(), sampler=sampler, seed=seed), 12, ahead=3) for seed in (7, 7, 8)]
+    assert runs[0] == runs[1] != runs[2]
 
 
-@pytest.mark.parametrize("sampler", ["kriging", "forest", "tpe"])
+@pytest.mark.parametrize("sampler", ["kriging", "tpe"])
 def test_it_keeps_away_from_variants_that_fail(sampler: str) -> None:
-    # Half of the space fails, and what is fastest there is at its edge.
+    # Half of the space fails, and the fastest variants are at its edge.
     def judge(variant: Variant) -> Outcome:
         return failure(variant) if variant.number("a") >= 2 else sized(variant, 10 - 3 * variant.number("a"))
 
     for seed in range(2):
-        asked = explore(Study(GRID, sampler=sampler, seed=seed), 100, judge)
+        asked = explore(Study(GRID, sampler=sampler, seed=seed), 60, judge)
         failed = [variant.number("a") >= 2 for variant in asked]
-        assert sum(failed[50:]) <= 0.3 * len(failed[50:])
+        assert sum(failed[30:]) <= 0.3 * len(failed[30:])
 
 
 def test_a_failure_that_seemed_best_does_not_attract() -> None:
@@ -132,7 +135,7 @@ def test_only_valid_variants_are_asked_for() -> None:
     assert set(explore(Study(valid), 150)) <= set(valid)
 
 
-def test_a_resumed_study_asks_for_nothing_known_and_has_learnt_from_it() -> None:
+def test_a_resumed_study_repeats_no_variant_and_has_learnt_from_the_stored_ones() -> None:
     def size(variant: Variant) -> int:
         return sum(variant.number(name) for name in "abcdef")
 
@@ -146,7 +149,7 @@ def test_a_resumed_study_asks_for_nothing_known_and_has_learnt_from_it() -> None
     assert statistics.median(map(size, after)) < 0.7 * statistics.median(map(size, before))
 
 
-def test_a_first_variant_stands_for_the_valid_one_that_it_only_seems_to_differ_from() -> None:
+def test_a_first_variant_takes_the_place_of_the_equivalent_valid_one() -> None:
     # As on the interpreter: all valid variants have 1 warp, because it makes no difference there.
     valid = combinations(lambda v: v.template == "one" and v.number("warps") == 1 and v.number("stages") == 1)
     default = valid[3].replace(warps=4)
@@ -164,38 +167,30 @@ def test_a_first_variant_outside_the_space_is_tried_too() -> None:
     assert set(asked[1:]) == set(valid)
 
 
-def test_what_is_told_twice_counts_once() -> None:
-    study = Study(combinations(), seed=0)
+def test_only_the_first_outcome_of_a_variant_counts() -> None:
+    valid = combinations()[:20]
+    study = Study(valid, seed=0)
     variant = study.ask()
     assert variant is not None
     study.tell(outcome(variant))
     study.tell(failure(variant))
-    assert len(explore(study, 2 * len(combinations()))) == len(combinations()) - 1
+    assert study._study.best_value == math.log(milliseconds(variant))
+    assert len(explore(study, 2 * len(valid))) == len(valid) - 1
 
 
-def test_no_variants_no_answer() -> None:
+def test_without_variants_there_is_nothing_to_ask_for() -> None:
     assert Study([]).ask() is None
 
 
 def test_an_unknown_sampler_is_refused() -> None:
-    with pytest.raises(InputError, match=r"unknown sampler 'cma'; accepted are kriging, forest"):
+    with pytest.raises(InputError, match=r"unknown sampler 'cma'; accepted are kriging, tpe, gp, random"):
         Study(combinations(), sampler="cma")
 
 
-def test_asking_stays_cheap_after_a_thousand_trials() -> None:
-    study = Study(GRID)
-    for variant in GRID[::4][:1000]:
-        study.tell(sized(variant, 1 + sum(variant.number(name) for name in "abcdef")))
-    start = time.process_time()
-    for _ in range(5):
-        assert study.ask() is not None
-    assert (time.process_time() - start) / 5 < 0.5
-
-
-def test_of_very_many_stored_outcomes_the_sampler_learns_the_fastest_and_some_of_the_others(
+def test_of_many_stored_outcomes_the_sampler_is_given_the_fastest_and_some_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(study_module, "MOST_LESSONS", 40)
+    monkeypatch.setattr(study_module, "MOST_ADDED", 40)
     variants = combinations()
     study = Study(variants, sampler="tpe")
     told = [outcome(variant) for variant in variants[::2]] + [failure(variants[1])]
@@ -210,7 +205,7 @@ def test_of_very_many_stored_outcomes_the_sampler_learns_the_fastest_and_some_of
     assert len(study._study.trials) < 60
 
 
-def test_what_is_preferred_comes_before_all_others_and_only_once() -> None:
+def test_preferred_variants_come_before_all_others_and_only_once() -> None:
     valid = combinations()
     study = Study(valid, valid[:3])
     assert study.ask() == valid[0]
@@ -219,8 +214,8 @@ def test_what_is_preferred_comes_before_all_others_and_only_once() -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_one_variant_and_none_that_has_a_time(sampler: str) -> None:
-    valid = combinations()[:30]
+def test_one_variant_and_a_space_without_any_time_are_searched(sampler: str) -> None:
+    valid = combinations()[:12]
     alone = Study(valid[:1], sampler=sampler)
     assert alone.ask() == valid[0]
     assert alone.ask() is None
@@ -228,13 +223,13 @@ def test_one_variant_and_none_that_has_a_time(sampler: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_one_dimension(sampler: str) -> None:
-    line = [Variant.of("t", 16, {"a": a}) for a in range(40)]
-    asked = explore(Study(line, sampler=sampler), 100, lambda v: sized(v, 1 + abs(v.number("a") - 17)))
+def test_a_space_of_one_dimension_is_searched(sampler: str) -> None:
+    line = [Variant.of("t", 16, {"a": a}) for a in range(14)]
+    asked = explore(Study(line, sampler=sampler), 100, lambda v: sized(v, 1 + abs(v.number("a") - 8)))
     assert sorted(asked, key=lambda v: v.number("a")) == line
 
 
-def test_what_is_expected_elsewhere_is_tried_before_anything_is_known() -> None:
+def test_variants_expected_to_be_fast_are_tried_before_anything_is_measured() -> None:
     valid = combinations()
     ratios = {variant: math.log(milliseconds(variant)) for variant in valid[::3]}
     study = Study(valid)
@@ -242,12 +237,12 @@ def test_what_is_expected_elsewhere_is_tried_before_anything_is_known() -> None:
     informed = [variant for _ in range(8) if (variant := study.ask()) is not None]
     assert statistics.median(map(milliseconds, informed)) < 0.7 * statistics.median(map(milliseconds, valid))
     assert len(set(informed)) == 8
-    # Samplers of Optuna's have no use for it.
+    # Optuna's samplers ignore it.
     Study(valid, sampler="tpe").expect(ratios)
 
 
 def test_a_variant_can_be_claimed_out_of_turn_once() -> None:
-    valid = combinations()
+    valid = combinations()[:20]
     study = Study(valid, [valid[4]])
     assert study.claim(valid[4])
     assert not study.claim(valid[4])
@@ -257,3 +252,34 @@ def test_a_variant_can_be_claimed_out_of_turn_once() -> None:
     asked = explore(study, 2 * len(valid))
     assert len(asked) == len(valid) - 2
     assert not {valid[4], valid[5]} & set(asked)
+
+
+SPACE = Space([
+    *(Variant.of("one", 16, {"m": m, "load": load}) for m in (16, 64) for load in ("pointer", "tma")),
+    *(Variant.of("two", 16, {"w": w}) for w in (1, 2, 4)),
+])
+POINTS: list[Point] = [("one", ("tma", 16)), ("one", ("pointer", 64)), ("two", (1,)), ("two", (4,))]
+NUMBERED, CONDITIONAL, UNCONDITIONAL = ENCODINGS = (
+    ByNumber(POINTS), ByDimension(SPACE, True, random.Random(0)), ByDimension(SPACE, False, random.Random(0)))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("point", POINTS)
+def test_the_parameters_that_encode_a_point_suggest_it(encoding: ByNumber | ByDimension, point: Point) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    parameters = encoding.parameters(point)
+    assert parameters is not None
+    study.enqueue_trial(dict(parameters))
+    trial = study.ask()
+    assert encoding.suggest(trial) == point
+    assert trial.params == parameters
+    assert trial.distributions == encoding.distributions(parameters)
+
+
+def test_only_numbered_points_are_encoded_by_number() -> None:
+    assert NUMBERED.parameters(("two", (2,))) is None
+
+
+def test_dimensions_of_other_templates_are_parameters_only_if_every_trial_has_all() -> None:
+    assert set(CONDITIONAL.parameters(POINTS[2])) == {"template", "two.w"}
+    assert set(UNCONDITIONAL.parameters(POINTS[2])) == {"template", "two.w", "one.load", "one.m"}
