@@ -25,8 +25,8 @@ from attention_tuner.db import Chain, Exported, Store, read_configs, shipped_con
 from attention_tuner.db.answer import REACH, Source
 from attention_tuner.db.losses import LeftOut, Loss, leave_one_out, pooled
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Timed, Timing
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant

@@ -8,7 +8,7 @@ from typing import Any
 import record
 
 from attention_tuner.kernel_templates.batch import Shape
-from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Timed, Verdict
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.portfolio import Group, Measured, Portfolio, TunedShape, curve, fewest_kernels

@@ -12,9 +12,8 @@ from typing import Any
 import record
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import Gpu
-from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.heuristic import candidates, default_variant
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task

@@ -21,8 +21,8 @@ import record
 
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task

@@ -19,9 +19,8 @@ import record
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import Gpu
-from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.heuristic import candidates, default_variant
 from attention_tuner.kernel_templates.launch.device import present_gpu
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec

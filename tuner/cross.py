@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..db.records import Setting
 from ..kernel_templates.batch import BatchBucket
-from ..kernel_templates.default import default_variant
+from ..kernel_templates.heuristic import default_variant
 from ..kernel_templates.registry import template_of, why_invalid
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant

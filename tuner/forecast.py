@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..kernel_templates.batch import BatchBucket
-from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.heuristic import default_variant
 from ..kernel_templates.registry import template_of
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..db.records import Setting
 from ..kernel_templates.batch import Batch, BatchBucket
-from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.heuristic import candidates
+from ..kernel_templates.heuristic import candidates, default_variant
 from ..kernel_templates.outcome import BestConfig, StaticFacts, Timed
 from ..kernel_templates.registry import template_of, why_invalid
 from ..kernel_templates.task import Task

@@ -17,9 +17,9 @@ from ..db import ConfigTable, Source, Store
 from ..db.checks import FullChecks
 from ..db.records import TrialRecord
 from ..kernel_templates.batch import Batch
-from ..kernel_templates.default import default_variant
 from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.heuristic import default_variant
 from ..kernel_templates.outcome import BestConfig, Environment, Regime, Timed, Timing, Verdict
 from ..kernel_templates.registry import template_of, why_invalid
 from ..kernel_templates.spec import AttentionSpec

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..db.store import Store
 from ..kernel_templates.batch import Batch
-from ..kernel_templates.default import default_variant
 from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.heuristic import default_variant
 from ..kernel_templates.outcome import BestConfig, Timed
 from ..kernel_templates.registry import template_of, why_invalid
 from ..kernel_templates.variant import Variant

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..db.records import Setting, TrialRecord
 from ..kernel_templates.batch import BatchBucket
-from ..kernel_templates.default import default_variant
+from ..kernel_templates.heuristic import default_variant
 from ..kernel_templates.outcome import Failed, JobError, Outcome, Skipped, StaticFacts, Timed, Timing
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant

@@ -14,8 +14,8 @@ import torch
 
 from attention_tuner.db.records import Setting, TrialRecord
 from attention_tuner.db.store import Store
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.launch.launcher import Tensors
 from attention_tuner.kernel_templates.oracle.reference import paged_attention
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing

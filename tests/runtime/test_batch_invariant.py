@@ -13,10 +13,9 @@ import torch
 from attention_samples import GPU_SPEC, checker_of, made, plan, run
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.heuristic import candidates, default_variant
 from attention_tuner.kernel_templates.launch import work_list as work_list_launch
 from attention_tuner.kernel_templates.launch.launcher import Tensors, make_launcher
 from attention_tuner.kernel_templates.launch.tiles import FIRST_ROW, SEQ, SLOT, START, STOP

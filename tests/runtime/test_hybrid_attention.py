@@ -9,10 +9,9 @@ import torch
 from attention_samples import GPU_SPEC, SPEC, SPLIT, checker_of, made, plan, run
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import BatchError, SpecError, VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
-from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.heuristic import candidates, default_variant
 from attention_tuner.kernel_templates.launch.launcher import Tensors
 from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.spec import AttentionSpec

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import InputError, ModelError
 from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.registry import template_of, templates, why_invalid
 from attention_tuner.search_spaces.files import shipped
 from attention_tuner.search_spaces.grids import grid

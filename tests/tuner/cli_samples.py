@@ -8,8 +8,8 @@ import pytest
 
 from attention_tuner.db import Store
 from attention_tuner.kernel_templates.batch import Batch, Shape
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Regime, Timing, Verdict
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.tuner.console.app import main

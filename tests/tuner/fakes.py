@@ -11,8 +11,8 @@ from typing import Any
 
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import (
     Check,
     Environment,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from attention_tuner.db import Setting, Store, TrialRecord
 from attention_tuner.kernel_templates.batch import Batch, Shape
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import (
     BestConfig,
     CaseResult,

@@ -6,8 +6,8 @@ import pytest
 from cli_samples import BATCH, H100, SPEC
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.launch.tiles import cut_tiles
 from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.spec import AttentionSpec

@@ -15,9 +15,9 @@ from attention_tuner.db.lookup.table import ConfigTable
 from attention_tuner.db.records import Setting
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import InputError, StoreError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import Environment, Failed, JobError, Outcome, Regime, Verdict
 from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.kernel_templates.task import Task

@@ -11,8 +11,8 @@ from dataclasses import replace
 from ...db.answer import Answer
 from ...db.lookup.merge import Choice
 from ...kernel_templates.batch import Batch
-from ...kernel_templates.default import default_variant
 from ...kernel_templates.gpu import Gpu
+from ...kernel_templates.heuristic import default_variant
 from ...kernel_templates.outcome import BestConfig, Check, FullCheck
 from ...kernel_templates.registry import why_invalid
 from ...kernel_templates.variant import Variant

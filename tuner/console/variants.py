@@ -186,7 +186,7 @@ def _one_task(
 
 def _chosen(key: str | None, task: Task, gpu: Gpu) -> Variant:
     """The variant that `key` names, or the default. Raises `VariantError`."""
-    from ...kernel_templates.default import default_variant
+    from ...kernel_templates.heuristic import default_variant
 
     if key is None:
         default = default_variant(task.spec, task.batch, task.page_size)

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import TunerError
 from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.kernel_templates.heuristic import heuristic_variant
+from attention_tuner.kernel_templates.heuristic import default_variant, heuristic_variant
 from attention_tuner.kernel_templates.launch import compiler
 from attention_tuner.kernel_templates.launch.compiler import compile_variant
 from attention_tuner.kernel_templates.limits import SCRATCH_BYTES, Body, is_tma, shared_memory_bytes

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import BatchError, SpecError, VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.launch.launcher import (
     PLAIN,
     Launcher,

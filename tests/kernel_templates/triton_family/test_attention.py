@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.heuristic import candidates, heuristic_variant
+from attention_tuner.kernel_templates.heuristic import candidates, default_variant, heuristic_variant
 from attention_tuner.kernel_templates.launch.device import present_gpu
 from attention_tuner.kernel_templates.launch.launcher import make_launcher
 from attention_tuner.kernel_templates.oracle.inputs import make_tensors

@@ -8,7 +8,7 @@ from cli_samples import BATCH, H100, SPEC, config
 
 from attention_tuner.db import ConfigTable
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
-from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Skipped, Timed, Timing, Wrong
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant

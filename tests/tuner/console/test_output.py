@@ -10,8 +10,8 @@ from cli_samples import BATCH, H100, SPEC, config
 
 from attention_tuner.db import ConfigTable
 from attention_tuner.kernel_templates.batch import BatchBucket
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing, Wrong
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.search_spaces.space import survey

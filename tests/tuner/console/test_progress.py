@@ -8,7 +8,7 @@ import pytest
 from cli_samples import BATCH, H100, SPEC, config
 from rich.console import Console
 
-from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import Check, Regime, Timed, Timing
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.console import progress

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from cli_samples import BATCH, H100, SPEC, WIDE_SPEC
 
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import GpuError, InputError, ModelError, SpecError, VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.launch import device
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.console import request

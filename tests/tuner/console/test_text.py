@@ -9,7 +9,7 @@ from cli_samples import BATCH, H100, SMALL_GPU, SPEC, WIDE_SPEC, config
 
 from attention_tuner.db import ConfigTable
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import CaseResult, Failed, FullCheck
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.search_spaces.suites import suite

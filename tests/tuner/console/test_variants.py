@@ -10,8 +10,8 @@ from cli_samples import BATCH, SMALL_GPU, SPEC, WIDE_SPEC, Lines, config, databa
 
 from attention_tuner.db import Store
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.launch import device
 from attention_tuner.kernel_templates.outcome import CaseResult, Check, Failed, Regime, Timed, Timing, Wrong
 from attention_tuner.kernel_templates.sources import environment

@@ -5,10 +5,9 @@ from typing import get_args
 import pytest
 
 from attention_tuner.kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
-from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.heuristic import candidates, default_variant
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.full_check.cases import (

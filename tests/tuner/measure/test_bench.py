@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.errors import GpuError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task

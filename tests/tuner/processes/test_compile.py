@@ -6,8 +6,8 @@ import pytest
 from job_faults import FaultyCompile
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import TARGETS
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import Failed, StaticFacts
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant

@@ -10,8 +10,8 @@ import job_faults as faults
 import pytest
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.default import default_variant
 from attention_tuner.kernel_templates.gpu import INTERPRETER
+from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import Failed, JobError, Regime, Timed, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
