@@ -18,10 +18,9 @@ import numpy as np
 import record
 import torch
 
-from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Lengths
 from attention_tuner.kernel_templates.gpu import TARGETS, Gpu
 from attention_tuner.kernel_templates.launch.launcher import Launcher, make_launcher
-from attention_tuner.kernel_templates.lengths import Lengths
 from attention_tuner.kernel_templates.registry import templates, why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Value, Variant

@@ -1,4 +1,4 @@
-"""Batches of sequences, and the bucket that a batch is tuned and looked up under."""
+"""Batches of sequences, their lengths as arrays, and the bucket that a batch is tuned and looked up under."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .errors import BatchError
 from .spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    # Commands that only read records start without loading numpy.
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
-    from .lengths import Lengths
+# Lengths and what is planned from them are computed in 64 bits, where nothing overflows.
+IntArray: TypeAlias = "NDArray[np.int64]"
 
 # A sequence with at most this many query tokens is decode or verification: memory-bound, on small tiles.
 SHORT_QUERY = 8
-# A sequence of 2 to so many query tokens heeds a tree mask, a word for each token; one of more is causal.
+# A tree mask applies to sequences of 2 to this many query tokens, one bit for each; longer ones are causal.
 TREE_TOKENS = 64
 
-# Far beyond any engine's, so that a slip of the finger is told instead of filling the memory. Kernels count the tokens
-# of a sequence in 32 bits, up to the end of the tile that the last one is in.
+# Far beyond any engine's batch: a mistyped count is refused instead of filling the memory.
 MAX_SEQUENCES = 2**16
+# Kernels count the tokens of a sequence in 32 bits, up to the end of the tile that holds the last one.
 MAX_TOKENS = 2**30 - 1
 
 _GROUP = re.compile(r"([0-9]{1,10})x([0-9]{1,10})@([0-9]{1,10})")
@@ -31,11 +34,12 @@ _GROUP = re.compile(r"([0-9]{1,10})x([0-9]{1,10})@([0-9]{1,10})")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences of one launch, each `(query_len, context_len)`; context tokens are already in the cache.
+    """Sequences of one launch; at least one of them has a query token.
 
-    A sequence may have no query token, and none of its keys is then read; a batch has one at least.
+    The keys of a sequence without a query token are not read.
     """
 
+    # (query_len, context_len) of each sequence; context tokens are already in the cache.
     sequences: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
@@ -79,7 +83,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Query tokens over all sequences."""
+        """Query tokens of all sequences."""
         return sum(query_len for query_len, _ in self.sequences)
 
     @property
@@ -88,57 +92,96 @@ class Batch:
         return tuple(query_len + context_len for query_len, context_len in self.sequences)
 
     def has_part(self, part: str) -> bool:
-        """Whether any sequence is "short" (1 to `SHORT_QUERY` query tokens) or "long"."""
+        """True if any sequence is "short" (1 to `SHORT_QUERY` query tokens) or "long", as `part` says."""
         return any(query_len and (query_len <= SHORT_QUERY) == (part == "short") for query_len, _ in self.sequences)
+
+
+class Lengths(NamedTuple):
+    """Lengths of a batch as arrays, the form in which an engine holds them and steps are planned."""
+
+    # Query tokens of each sequence [num_seqs].
+    query: IntArray
+    # Tokens of each sequence that are in the cache before them [num_seqs].
+    context: IntArray
+    # Keys of each sequence [num_seqs]: context and query tokens.
+    kv: IntArray
+    # Query tokens of all sequences.
+    num_tokens: int
+    # Keys of the longest sequence.
+    longest_kv: int
+
+    @classmethod
+    def of(cls, query_lens: ArrayLike, context_lens: ArrayLike) -> Lengths:
+        """Copy two arrays of integers on the host [num_seqs]. Raises `BatchError` as `Batch` does."""
+        import numpy as np
+
+        query, context = _integers(query_lens, "query_lens"), _integers(context_lens, "context_lens")
+        if not len(query) or len(query) != len(context):
+            raise BatchError("a batch needs a query length and a context length for each of one sequence or more, not "
+                             f"{len(query)} and {len(context)} lengths")
+        kv, num_tokens = query + context, int(query.sum())
+        # The bits of MAX_TOKENS are all ones: any other bit is a sign, a carry or a length that is too large.
+        if (query | context | kv).view(np.uint64).max() > MAX_TOKENS or not num_tokens:
+            # Batch has the same rules, and names the sequence that breaks one.
+            Batch(tuple(zip(query.tolist(), context.tolist(), strict=True)))
+        return cls(query, context, kv, num_tokens, int(kv.max()))
+
+    @classmethod
+    def of_batch(cls, batch: Batch | Lengths) -> Lengths:
+        """Lengths of `batch`, which may be given as such already."""
+        if isinstance(batch, Lengths):
+            return batch
+        import numpy as np
+
+        # Half the time that np.array takes for the same.
+        flat = np.fromiter(itertools.chain.from_iterable(batch.sequences), np.int64, 2 * len(batch.sequences))
+        query, context = flat[::2].copy(), flat[1::2].copy()
+        kv = query + context
+        return cls(query, context, kv, int(query.sum()), int(kv.max()))
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences in the batch."""
+        return len(self.query)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSummary:
-    """What the bucket of a batch is made of: sums over its short and its long sequences, in tokens.
+    """Sums over the short and over the long sequences of a batch, from which its bucket is made.
 
-    Rows are query tokens, kv keys with the query tokens, and `short_longest` the most keys of one short sequence.
+    Sequences without a query token count nowhere.
     """
 
+    # Short sequences: decode and verification.
     short_seqs: int
+    # Query tokens of all short sequences.
     short_rows: int
+    # Keys of all short sequences, the query tokens among them.
     short_kv: int
+    # Keys of the longest short sequence.
     short_longest: int
+    # Long sequences: chunked prefill.
     long_seqs: int
+    # Query tokens of all long sequences.
     long_rows: int
+    # Keys of all long sequences, the query tokens among them.
     long_kv: int
 
     @classmethod
-    def of(cls, batch: Batch) -> BatchSummary:
-        """The summary of `batch`."""
-        short = [s for s in batch.sequences if 1 <= s[0] <= SHORT_QUERY]
-        long = [s for s in batch.sequences if s[0] > SHORT_QUERY]
-        short_kv = [query_len + context_len for query_len, context_len in short]
-        return cls(
-            short_seqs=len(short),
-            short_rows=sum(query_len for query_len, _ in short),
-            short_kv=sum(short_kv),
-            short_longest=max(short_kv, default=0),
-            long_seqs=len(long),
-            long_rows=sum(query_len for query_len, _ in long),
-            long_kv=sum(query_len + context_len for query_len, context_len in long),
-        )
-
-    @classmethod
-    def of_lengths(cls, lengths: Lengths) -> BatchSummary:
-        """The same of a batch's lengths, without a Python object for each sequence."""
+    def of(cls, batch: Batch | Lengths) -> BatchSummary:
+        """Sum up `batch`, without a Python object for each sequence where its lengths are arrays."""
         import numpy as np
 
-        query, context = lengths
-        num_tokens = int(query.sum())
+        query, _, kv, num_tokens, _ = Lengths.of_batch(batch)
         if np.count_nonzero(query) < query.size:
-            query, context = query[query > 0], context[query > 0]
-        kv = query + context
+            query, kv = query[query > 0], kv[query > 0]
         num_keys = int(kv.sum())
         long = np.flatnonzero(query > SHORT_QUERY)
         long_rows = long_kv = 0
-        # Of batches that only decode, the sums of nothing would take half the time.
+        # Most batches only decode: the sums of nothing would take half the time.
         if long.size:
             long_rows, long_kv = int(query[long].sum()), int(kv[long].sum())
+            kv = kv.copy()
             kv[long] = 0
         return cls(
             short_seqs=query.size - long.size,
@@ -151,7 +194,7 @@ class BatchSummary:
         )
 
     def bucket(self) -> BatchBucket:
-        """The bucket that batches of this summary are tuned and looked up under."""
+        """Bucket that batches of this summary are tuned and looked up under."""
         skew = self.short_longest * self.short_seqs / self.short_kv if self.short_kv else 0
         sizes = (self.short_seqs, self.short_rows, self.short_kv, self.long_seqs, self.long_rows, self.long_kv, skew)
         return BatchBucket(*map(_power_of_two, sizes))
@@ -159,18 +202,24 @@ class BatchSummary:
 
 @dataclass(frozen=True, slots=True)
 class BatchBucket:
-    """What a tuned config is keyed by at run time: sizes of the short and long part, each a power of two or 0.
+    """Sizes of a batch's short and long part, each rounded to a power of two or 0: the key of a config at run time.
 
-    Short are decode and verification, long is chunked prefill; `short_skew` is the longest short sequence over the
-    mean. Sequences without a query token are no work and count nowhere.
+    Sizes are those of `BatchSummary`.
     """
 
+    # Short sequences: decode and verification.
     short_seqs: int
+    # Query tokens of all short sequences.
     short_rows: int
+    # Keys of all short sequences.
     short_kv: int
+    # Long sequences: chunked prefill.
     long_seqs: int
+    # Query tokens of all long sequences.
     long_rows: int
+    # Keys of all long sequences.
     long_kv: int
+    # Keys of the longest short sequence over those of the mean one.
     short_skew: int
 
     def __post_init__(self) -> None:
@@ -179,30 +228,27 @@ class BatchBucket:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes in the order of the fields."""
+        """Sizes in the order of the fields."""
         return (self.short_seqs, self.short_rows, self.short_kv, self.long_seqs, self.long_rows, self.long_kv,
                 self.short_skew)
 
     @classmethod
-    def of(cls, batch: Batch) -> BatchBucket:
-        """The bucket of `batch`: the one rule for tuning and for lookup."""
+    def of(cls, batch: Batch | Lengths) -> BatchBucket:
+        """Bucket of `batch`, by the one rule for tuning and for lookup."""
         return BatchSummary.of(batch).bucket()
 
     @classmethod
     def of_lengths(cls, query_lens: ArrayLike, context_lens: ArrayLike) -> BatchBucket:
-        """The bucket of a batch given as two arrays or lists of one length, as an engine holds it on the host.
+        """Bucket of a batch given as two arrays or lists on the host [num_seqs], as an engine holds them.
 
-        For a few hundred sequences, some ten microseconds. Raises `BatchError` as `Batch` does.
+        Takes some ten microseconds for a few hundred sequences. Raises `BatchError` as `Batch` does.
         """
-        # Records load no numpy.
-        from .lengths import Lengths
-
-        return BatchSummary.of_lengths(Lengths.of(query_lens, context_lens)).bucket()
+        return cls.of(Lengths.of(query_lens, context_lens))
 
     def sample(self) -> Batch:
-        """A batch of this bucket in few words: sequences of equal length, but for one where they are skewed.
+        """Make a batch of this bucket: sequences of equal length, with one longer where they are skewed.
 
-        Of contexts of a few tokens, which leave no room for a skew, it is a batch of a bucket beside it.
+        Contexts of a few tokens leave no room for a skew: the batch then falls into a bucket close to this one.
         """
         sequences: list[tuple[int, int]] = []
         if self.short_seqs:
@@ -218,21 +264,21 @@ class BatchBucket:
         return Batch(tuple(sequences))
 
     def has_part(self, part: str) -> bool:
-        """Whether the "short" or the "long" part of the batches here has any sequence."""
+        """True if batches of this bucket have sequences in `part`, "short" or "long"."""
         return bool(self.short_seqs if part == "short" else self.long_rows)
 
     def distance(self, other: BatchBucket) -> float:
-        """How far two buckets are apart: the sum over the sizes of |log2 of their ratio|, 0 counting as a half."""
+        """Distance of two buckets: the sum over the sizes of |log2 of their ratio|, 0 counting as a half."""
         pairs = zip(self.sizes, other.sizes, strict=True)
         return sum(abs(math.log2(max(a, 0.5) / max(b, 0.5))) for a, b in pairs)
 
     def key(self) -> str:
-        """A text that names the bucket: its sizes in the order of the fields, joined by dashes."""
+        """Text that names the bucket: its sizes in the order of the fields, joined by dashes."""
         return "-".join(map(str, self.sizes))
 
     @classmethod
     def parse(cls, text: str) -> BatchBucket:
-        """The bucket that `key` named. Raises `BatchError` when the text names none."""
+        """Read what `key` wrote. Raises `BatchError` when the text names no bucket."""
         try:
             return cls(*map(int, text.split("-")))
         except (TypeError, ValueError) as error:
@@ -241,23 +287,25 @@ class BatchBucket:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one config is tuned for: a layer and a bucket of batches."""
+    """Layer and bucket that one config is tuned for."""
 
+    # The attention layer.
     spec: AttentionSpec
+    # The bucket of the batches.
     bucket: BatchBucket
 
     @classmethod
     def of(cls, spec: AttentionSpec, batch: Batch) -> Shape:
-        """The shape that `batch` of layer `spec` falls in."""
+        """Shape that `batch` of layer `spec` falls in."""
         return cls(spec, BatchBucket.of(batch))
 
 
 def minimum_traffic(spec: AttentionSpec, batch: Batch) -> tuple[int, float]:
-    """The bytes and floating-point operations that `batch` cannot do without: `(bytes, flops)`.
+    """Fewest bytes and floating-point operations that `batch` takes: `(bytes, flops)`.
 
-    Bytes: K and V of every key that any query sees once, q and the output once. Operations: two products, of
-    2 * head_dim and 2 * value_dim, over every visible (query, key) pair and query head; a query i of a sequence sees
-    context + i + 1 keys, or as many as the window holds. What a tree mask hides is counted as if it were visible.
+    Bytes: K and V of every visible key once, q and the output once. Operations: two products, of 2 * head_dim and
+    2 * value_dim, for every visible pair of query and key and every query head; query i of a sequence sees
+    context + i + 1 keys, or as many as the window holds. Keys that a tree mask hides count as visible.
     """
     window = spec.sliding_window or max(batch.kv_lens)
     keys = sum(min(q + c, q + window - 1) for q, c in batch.sequences if q)
@@ -269,15 +317,26 @@ def minimum_traffic(spec: AttentionSpec, batch: Batch) -> tuple[int, float]:
 
 
 def _visible_pairs(query_len: int, context_len: int, window: int) -> int:
-    # The first rows see all before them, the others a whole window.
+    """Pairs of a query and a key that it sees: the first rows see all before them, the others a whole window."""
     growing = min(query_len, max(0, window - context_len))
     return growing * context_len + growing * (growing + 1) // 2 + (query_len - growing) * window
 
 
-def _power_of_two(size: float) -> int:
-    """The power of two nearest to `size` on a logarithmic scale; 0 stays 0.
+def _integers(lengths: ArrayLike, name: str) -> IntArray:
+    """Copy `lengths` [num_seqs] into 64 bits, contiguous."""
+    import numpy as np
 
-    These are the edges of the buckets: sizes of one are within a factor of 2, which costs little where a winner cuts
-    keys anew for each batch (benchmarks/results/buckets_h200.json).
+    array: NDArray[Any] = np.asarray(lengths)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise BatchError(f"{name} must be integers [num_seqs], not {array.dtype} {list(array.shape)}")
+    # An engine refills its arrays while the plan made from them is still in use.
+    return np.array(array, np.int64, order="C")
+
+
+def _power_of_two(size: float) -> int:
+    """Power of two nearest to `size` on a logarithmic scale; 0 stays 0.
+
+    Sizes of one bucket are within a factor of 2, which costs little where a winner cuts keys anew for each batch
+    (benchmarks/results/buckets_h200.json).
     """
     return 2 ** round(math.log2(size)) if size else 0

@@ -13,7 +13,7 @@ from .variant import Variant
 # Modules that affect every template which launches the kernel over a work list.
 SHARED_SOURCES = tuple(
     f"{__package__}.{name}"
-    for name in ("batch", "lengths", "limits", "spec", "launch.launcher", "launch.plan", "launch.room", "launch.tiles",
+    for name in ("batch", "limits", "spec", "launch.launcher", "launch.plan", "launch.room", "launch.tiles",
                  "launch.upload", "launch.work_list", "launch.workspace", "triton_family.arithmetic",
                  "triton_family.attention", "triton_family.combine")
 )

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 from numpy.typing import ArrayLike
 
-from ..kernel_templates.batch import MAX_SEQUENCES, MAX_TOKENS
+from ..kernel_templates.batch import MAX_SEQUENCES, MAX_TOKENS, Lengths
 from ..kernel_templates.errors import BatchError, SpecError
 from ..kernel_templates.launch.launcher import ANY, Tensors, check_tensor
 from ..kernel_templates.spec import AttentionSpec
@@ -17,7 +17,7 @@ from ..kernel_templates.template import PAGE_MULTIPLE
 from ..kernel_templates.variant import Variant
 from .custom_op import hybrid_attention_op, register
 from .launchers import Chooser, Launchers, from_default_table, present_place
-from .lengths import LengthBuffers, StepLengths
+from .lengths import LengthBuffers, check_fits, read_lengths
 from .step import GraphPlan, Step
 
 # Shapes and strides that were found right; an engine has few.
@@ -172,7 +172,7 @@ class HybridAttention:
         if isinstance(mask, torch.Tensor) and mask.dim():
             rows = min(rows, mask.shape[0])
         keys = pages * self.page_size
-        step.lengths.check_fits(rows, seqs, keys)
+        check_fits(step.lengths, rows, seqs, keys)
         if isinstance(step, GraphPlan) and self._is_capturing():
             step.note_captured(rows, seqs, keys)
         lengths = self._lengths
@@ -182,9 +182,9 @@ class HybridAttention:
 
     # What follows is for the plans.
 
-    def checked(self, query_lens: ArrayLike, context_lens: ArrayLike) -> StepLengths:
+    def checked(self, query_lens: ArrayLike, context_lens: ArrayLike) -> Lengths:
         """These lengths. Raises `BatchError` for what is beyond the limits."""
-        return StepLengths.of(query_lens, context_lens).check(self.max_tokens, self.max_seqs)
+        return read_lengths(query_lens, context_lens, self.max_tokens, self.max_seqs)
 
     def use(self, step: Step) -> None:
         """Let `run` launch `step` from now on."""

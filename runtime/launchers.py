@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ..db.lookup.lookup import lookup
-from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket, BatchSummary
+from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket, Lengths
 from ..kernel_templates.errors import GpuError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.heuristic import candidates
@@ -23,7 +23,6 @@ from ..kernel_templates.limits import next_power_of_two
 from ..kernel_templates.registry import template_of
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
-from .lengths import StepLengths
 
 Chooser = Callable[[AttentionSpec, BatchBucket, int, Gpu], Variant]
 """Says which variant to launch for batches of a bucket, with pages of so many tokens, on a GPU."""
@@ -83,7 +82,7 @@ class Launchers:
         self.workspace = Workspace()
         self._usual = self._usual_bucket() if batch_invariant else None
 
-    def eager(self, step: StepLengths, return_lse: bool) -> Launcher:
+    def eager(self, step: Lengths, return_lse: bool) -> Launcher:
         """The launcher for a step, kept by its variant, with room for it."""
         variant = self._variant(step, return_lse)
         launcher = self._eager.get(variant) or self._make(variant)
@@ -102,7 +101,7 @@ class Launchers:
         self._eager[variant] = launcher
         return launcher
 
-    def for_graph(self, largest: StepLengths, return_lse: bool) -> Launcher:
+    def for_graph(self, largest: Lengths, return_lse: bool) -> Launcher:
         """A new launcher with room for every step that is no larger than `largest`."""
         launcher = self._make(self._variant(largest, return_lse))
         launcher.longest_kv = largest.longest_kv
@@ -115,9 +114,9 @@ class Launchers:
         launcher.fixed_split = FIXED_SPLIT if self._usual else None
         return launcher
 
-    def _variant(self, step: StepLengths, return_lse: bool) -> Variant:
+    def _variant(self, step: Lengths, return_lse: bool) -> Variant:
         """The variant chosen for a step; the likeliest other one where that cannot write a log-sum-exp and must."""
-        bucket = self._usual or BatchSummary.of_lengths(step.lengths).bucket()
+        bucket = self._usual or BatchBucket.of(step)
         variant = self._choose(self._spec, bucket, self._page_size, self._place.gpu)
         if variant.page_size != self._page_size:
             raise VariantError(f"variant {variant.key()!r} was chosen for pages of {self._page_size}")

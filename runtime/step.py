@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
+from ..kernel_templates.batch import Lengths
 from ..kernel_templates.launch.launcher import Launcher
 from ..kernel_templates.registry import template_of
-from .lengths import StepLengths
+from .lengths import check_fits
 
 if TYPE_CHECKING:
     from .hybrid_attention import HybridAttention
@@ -20,11 +21,11 @@ class Step:
 
     def __init__(self, attention: HybridAttention) -> None:
         self._attention = attention
-        self.lengths = StepLengths.of([1], [0])
+        self.lengths = Lengths.of([1], [0])
         self._launcher: Launcher | None = None
         self._with_lse: Launcher | None = None
 
-    def begin(self, lengths: StepLengths) -> None:
+    def begin(self, lengths: Lengths) -> None:
         """Plan a step with the variant that suits it."""
         self.lengths, self._with_lse = lengths, None
         self._launcher = self._planned(return_lse=False)
@@ -43,7 +44,7 @@ class Step:
     def _planned(self, return_lse: bool) -> Launcher:
         launcher = self._made(return_lse)
         self._attention.check_not_capturing()
-        launcher.plan(self.lengths.lengths, self._attention.device)
+        launcher.plan(self.lengths, self._attention.device)
         return launcher
 
     def _made(self, return_lse: bool) -> Launcher:
@@ -56,14 +57,14 @@ class GraphPlan(Step):
     A replay reads the very tensors that `run` was captured with: a step must have room in them.
     """
 
-    def __init__(self, attention: HybridAttention, largest: StepLengths) -> None:
+    def __init__(self, attention: HybridAttention, largest: Lengths) -> None:
         super().__init__(attention)
         self._largest = largest
         self._captured: tuple[int, int, int] | None = None
         self.begin(largest)
 
     def note_captured(self, rows: int, seqs: int, keys: int) -> None:
-        """Remember what captured tensors have room for, as in `StepLengths.check_fits`: the least of each."""
+        """Remember what captured tensors have room for, as in `check_fits`: the least of each."""
         known = self._captured or (rows, seqs, keys)
         self._captured = min(known[0], rows), min(known[1], seqs), min(known[2], keys)
 
@@ -76,10 +77,10 @@ class GraphPlan(Step):
         """
         lengths = self._attention.checked(query_lens, context_lens)
         if self._captured:
-            lengths.check_fits(*self._captured)
+            check_fits(lengths, *self._captured)
         self._attention.check_not_capturing()
         for launcher in {id(each): each for each in (self._launcher, self._with_lse) if each}.values():
-            launcher.plan(lengths.lengths, self._attention.device)
+            launcher.plan(lengths, self._attention.device)
         self.lengths = lengths
         self._attention.use(self)
 

@@ -10,13 +10,13 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ..batch import IntArray
 from ..errors import VariantError
 from ..launch.launcher import LOG2_E, Tensors
 from ..launch.plan import balanced_segments, equal_segments, most_rounds, whole_rounds
 from ..launch.room import Limit, Room
 from ..launch.tiles import Tiles
 from ..launch.work_list import KernelConstants, WorkListLauncher
-from ..lengths import IntArray
 from ..limits import Body
 from .kernel import gluon_attention_kernel
 from .template import LONG_ROWS, SHORT_ROWS

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..batch import Batch
+from ..batch import Batch, Lengths
 from ..errors import BatchError, SpecError, VariantError
 from ..gpu import Gpu
-from ..lengths import Lengths
 from ..limits import next_power_of_two
 from ..registry import template_of, why_invalid
 from ..spec import AttentionSpec

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..batch import IntArray
 from ..errors import BatchError
-from ..lengths import IntArray
 from .tiles import (
     FIRST_ROW,
     ITEM_FIELDS,

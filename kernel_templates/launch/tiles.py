@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch import MAX_TOKENS, SHORT_QUERY, TREE_TOKENS, Batch
+from ..batch import MAX_TOKENS, SHORT_QUERY, TREE_TOKENS, Batch, IntArray, Lengths
 from ..errors import BatchError
-from ..lengths import IntArray, Lengths
 from ..limits import Body
 
 FieldArray = NDArray[np.int32]

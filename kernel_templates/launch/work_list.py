@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from triton import knobs
 
-from ..batch import MAX_TOKENS, Batch
+from ..batch import MAX_TOKENS, Batch, IntArray, Lengths
 from ..errors import BatchError
 from ..gpu import Gpu
-from ..lengths import IntArray, Lengths
 from ..limits import Body, next_power_of_two
 from ..spec import AttentionSpec
 from ..triton_family.attention import attention_kernel

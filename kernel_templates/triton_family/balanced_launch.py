@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
+from ..batch import IntArray
 from ..launch.plan import balanced_segments, equal_segments
 from ..launch.tiles import Tiles
 from ..launch.work_list import KernelConstants, WorkListLauncher
-from ..lengths import IntArray
 
 
 class BalancedLauncher(WorkListLauncher):

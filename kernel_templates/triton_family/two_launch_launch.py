@@ -7,12 +7,11 @@ import dataclasses
 
 import torch
 
-from ..batch import Batch
+from ..batch import Batch, IntArray, Lengths
 from ..launch.launcher import Tensors
 from ..launch.plan import balanced_by_part, equal_segments
 from ..launch.tiles import Tiles
 from ..launch.work_list import KernelConstants, WorkListLauncher
-from ..lengths import IntArray, Lengths
 
 
 class TwoLaunchLauncher(WorkListLauncher):

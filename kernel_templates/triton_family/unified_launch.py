@@ -3,10 +3,10 @@
 # pyright: basic
 from __future__ import annotations
 
+from ..batch import IntArray
 from ..launch.plan import equal_segments
 from ..launch.tiles import Tiles
 from ..launch.work_list import KernelConstants, WorkListLauncher
-from ..lengths import IntArray
 from .unified import bodies
 
 

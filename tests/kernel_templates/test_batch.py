@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,14 +7,15 @@ from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.batch import (
     MAX_TOKENS,
+    SHORT_QUERY,
     Batch,
     BatchBucket,
     BatchSummary,
+    Lengths,
     Shape,
     minimum_traffic,
 )
 from attention_tuner.kernel_templates.errors import BatchError
-from attention_tuner.kernel_templates.lengths import Lengths
 from attention_tuner.kernel_templates.spec import AttentionSpec
 
 SEQUENCES = st.lists(st.tuples(st.integers(0, 4096), st.integers(0, 10**6)), min_size=1, max_size=40).filter(
@@ -140,30 +143,77 @@ def test_a_shape_joins_layer_and_bucket():
     assert Shape.of(spec, batch) == Shape(spec, BatchBucket.of(batch))
 
 
+def summed_up(sequences: list[tuple[int, int]]) -> BatchSummary:
+    """Sums over the short and the long sequences, one after the other."""
+    short = [(query, query + context) for query, context in sequences if 1 <= query <= SHORT_QUERY]
+    long = [(query, query + context) for query, context in sequences if query > SHORT_QUERY]
+    longest = max((kv for _, kv in short), default=0)
+    sums = [(len(part), sum(query for query, _ in part), sum(kv for _, kv in part)) for part in (short, long)]
+    return BatchSummary(*sums[0], longest, *sums[1])
+
+
 @given(SEQUENCES, st.sampled_from((np.int32, np.int64)))
-def test_lengths_have_the_bucket_of_their_batch(sequences: list[tuple[int, int]], dtype: type):
-    batch = Batch(tuple(sequences))
+def test_batches_and_lengths_have_one_summary_and_one_bucket(sequences: list[tuple[int, int]], dtype: type):
+    batch, expected = Batch(tuple(sequences)), summed_up(sequences)
     query_lens, context_lens = (list(column) for column in zip(*sequences, strict=True))
-    assert BatchSummary.of_lengths(Lengths.of(query_lens, context_lens)) == BatchSummary.of(batch)
+    assert BatchSummary.of(batch) == BatchSummary.of(Lengths.of(query_lens, context_lens)) == expected
     for columns in ((query_lens, context_lens), (np.array(query_lens, dtype), np.array(context_lens, dtype))):
-        assert BatchBucket.of_lengths(*columns) == BatchBucket.of(batch)
+        assert BatchBucket.of_lengths(*columns) == BatchBucket.of(batch) == expected.bucket()
 
 
-def test_lengths_are_not_changed_and_may_sum_to_more_than_32_bits():
+def test_a_summary_changes_no_lengths_and_sums_in_more_than_32_bits():
     contexts = [MAX_TOKENS - 9, MAX_TOKENS - 1, MAX_TOKENS - 1, 7]
     lengths = Lengths.of(np.array([9, 1, 1, 0], np.int32), np.array(contexts, np.int32))
-    before = [column.tolist() for column in lengths]
-    assert BatchSummary.of_lengths(lengths) == BatchSummary(2, 2, 2 * MAX_TOKENS, MAX_TOKENS, 1, 9, MAX_TOKENS)
-    assert [column.tolist() for column in lengths] == before
+    before = values(lengths)
+    assert BatchSummary.of(lengths) == BatchSummary(2, 2, 2 * MAX_TOKENS, MAX_TOKENS, 1, 9, MAX_TOKENS)
+    assert values(lengths) == before
 
 
-@pytest.mark.parametrize(("query_lens", "context_lens"), [
-    ([], []), ([0, 0], [3, 4]), ([1, -1], [3, 4]), ([1, 1], [3, -4]), ([1, 2], [3]), ([[1]], [[1]]), (1, 1),
-    ([1.5], [3]), ([1], [MAX_TOKENS]), (["1"], [3]),
+def values(lengths: Lengths) -> list[object]:
+    return [*(column.tolist() for column in lengths[:3]), *lengths[3:]]
+
+
+EDGES = st.sampled_from((-(2**63), -(2**31), -1, 0, 1, 2**29, MAX_TOKENS - 1, MAX_TOKENS, MAX_TOKENS + 1, 2**31, 2**62))
+
+
+@given(st.lists(st.tuples(EDGES, EDGES), min_size=1, max_size=3))
+def test_lengths_are_refused_where_the_batch_of_them_is(sequences: list[tuple[int, int]]):
+    queries, contexts = zip(*sequences, strict=True)
+    of_batch = answer(lambda: Lengths.of_batch(Batch((*sequences, (1, 0)))))
+    assert answer(lambda: Lengths.of(np.array((*queries, 1)), np.array((*contexts, 0)))) == of_batch
+
+
+def answer(make: Callable[[], Lengths]) -> str | list[object]:
+    """The lengths and how they lie in memory, or the error's message."""
+    try:
+        lengths = make()
+    except BatchError as error:
+        return str(error)
+    return [*values(lengths), *((column.dtype, column.flags.c_contiguous) for column in lengths[:3])]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
+def test_lengths_are_copied_from_integers_of_any_width_and_stride(dtype: type):
+    both = np.array([[3, 4], [1, 7]], dtype)
+    lengths = Lengths.of(*both.T)
+    both[:] = 9
+    assert values(lengths) == [[3, 1], [4, 7], [7, 8], 4, 8]
+
+
+@pytest.mark.parametrize(("query", "context", "message"), [
+    ([], [], "query_lens must be integers"),
+    (np.array([], int), np.array([], int), "one sequence or more, not 0 and 0 lengths"),
+    ([1, 1], [5], "one sequence or more, not 2 and 1 lengths"),
+    ([1.0], [5], r"query_lens must be integers \[num_seqs\], not float64 \[1\]"),
+    ([1], [[5]], r"context_lens must be integers \[num_seqs\], not int64 \[1, 1\]"),
+    (3, [5], r"query_lens must be integers \[num_seqs\], not int64 \[\]"),
+    (["1"], [3], "query_lens must be integers"),
+    ([0, 0], [4, 7], "a batch needs at least one query token"),
+    ([1], [MAX_TOKENS], "cannot use a sequence of 1 query tokens at 1073741823"),
 ])  # fmt: skip
-def test_lengths_that_are_no_batch_are_refused(query_lens: list[int], context_lens: list[int]):
-    with pytest.raises(BatchError):
-        BatchBucket.of_lengths(query_lens, context_lens)
+def test_lengths_that_are_no_batch_are_refused_in_a_sentence(query: object, context: object, message: str):
+    with pytest.raises(BatchError, match=message):
+        BatchBucket.of_lengths(query, context)  # pyright: ignore
 
 
 SERVED = st.lists(st.tuples(st.integers(1, 4096), st.integers(16, 10**6)), min_size=1, max_size=40)

@@ -5,18 +5,17 @@ from typing import Any
 import pytest
 from attention_samples import SPEC, SPLIT
 
-from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Lengths
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.runtime.launchers import Launchers, present_place
-from attention_tuner.runtime.lengths import StepLengths
 
 
 def made(choose: Any, limits: tuple[int, int] = (64, 4096), batch_invariant: bool = False) -> Launchers:
     return Launchers(SPEC, 16, limits, present_place(), choose, batch_invariant)
 
 
-def step(count: int, query_len: int = 1, context_len: int = 90) -> StepLengths:
-    return StepLengths.of([query_len] * count, [context_len] * count)
+def step(count: int, query_len: int = 1, context_len: int = 90) -> Lengths:
+    return Lengths.of([query_len] * count, [context_len] * count)
 
 
 def test_a_variant_has_one_launcher_with_room_for_all_steps_so_far():

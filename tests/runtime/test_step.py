@@ -6,11 +6,10 @@ import pytest
 import torch
 from attention_samples import GPU_SPEC, SPEC, SPLIT, checker_of, made, plan, run
 
-from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Lengths
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.runtime.hybrid_attention import HybridAttention
-from attention_tuner.runtime.lengths import StepLengths
 from attention_tuner.runtime.step import Step
 from attention_tuner.tuner.measure.check import Checker
 
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 def test_one_launcher_does_where_it_can_write_a_log_sum_exp():
     step = Step(made())
-    step.begin(StepLengths.of([1, 1], [30, 30]))
+    step.begin(Lengths.of([1, 1], [30, 30]))
     assert step.launcher(return_lse=True) is step.launcher(return_lse=False)
 
 

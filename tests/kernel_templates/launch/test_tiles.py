@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_tuner.kernel_templates.batch import SHORT_QUERY, Batch
+from attention_tuner.kernel_templates.batch import SHORT_QUERY, Batch, Lengths
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.launch.tiles import ceil_div, cut_tiles, repeat
-from attention_tuner.kernel_templates.lengths import Lengths
 from attention_tuner.kernel_templates.limits import Body
 
 
