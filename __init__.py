@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from .runtime.merge import merge as merge
     from .runtime.unified_attention import unified_attention as unified_attention
     from .tuner.run import Executor as Executor
-    from .tuner.run import Settings as Settings
+    from .tuner.run import executor_on as executor_on
+    from .tuner.settings import Settings as Settings
     from .tuner.tune import tune as tune
 
     __version__: str
@@ -51,6 +52,7 @@ __all__ = [
     "TunerError",
     "Variant",
     "__version__",
+    "executor_on",
     "lookup",
     "make_launcher",
     "merge",
@@ -67,13 +69,14 @@ _HOMES = {
     "Executor": ".tuner.run",
     "Gpu": ".kernel_templates.gpu",
     "HybridAttention": ".runtime.hybrid_attention",
-    "Settings": ".tuner.run",
+    "Settings": ".tuner.settings",
     "Shape": ".kernel_templates.batch",
     "Store": ".db.store",
     "Task": ".kernel_templates.task",
     "Tensors": ".kernel_templates.launch.launcher",
     "TunerError": ".kernel_templates.errors",
     "Variant": ".kernel_templates.variant",
+    "executor_on": ".tuner.run",
     "lookup": ".db.lookup.lookup",
     "make_launcher": ".kernel_templates.launch.launcher",
     "merge": ".runtime.merge",

@@ -31,8 +31,8 @@ from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import BestConfig, Timing
 from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.tuner.console.tune import executor_on as command_executor
 from attention_tuner.tuner.measure.jobs import RaceJob
+from attention_tuner.tuner.run import executor_on as command_executor
 
 # The width that buckets have.
 BUCKET_WIDTH = 2.0

@@ -18,7 +18,8 @@ from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.jobs import MeasureJob
 from attention_tuner.tuner.processes.worker import Worker
-from attention_tuner.tuner.run import Executor, Listener, Progress, Settings, TaskResult
+from attention_tuner.tuner.run import Executor
+from attention_tuner.tuner.settings import Listener, Progress, Settings, TaskResult
 from attention_tuner.tuner.tune import tune
 
 SPEC = AttentionSpec(2, 1, 64, dtype="float16")

@@ -30,11 +30,11 @@ from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import BestConfig, Timed, Timing
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.console.tune import executor_on as command_executor
 from attention_tuner.tuner.measure.jobs import RaceJob
 from attention_tuner.tuner.measure.race import Interval, compare
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.run import Executor
+from attention_tuner.tuner.run import executor_on as command_executor
 
 # 0 leaves all to the heuristic.
 REACHES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 16.0, math.inf)

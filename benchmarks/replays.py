@@ -14,8 +14,8 @@ import record
 
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.replay import replay
-from attention_tuner.tuner.run import Settings
 from attention_tuner.tuner.sampling.samplers import DEFAULT_SAMPLER, SAMPLERS
+from attention_tuner.tuner.settings import Settings
 
 
 def losses(job: tuple[str, str, int, int]) -> list[float | None]:

@@ -30,10 +30,11 @@ from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.models import model_specs
 from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.console import documents
-from attention_tuner.tuner.console.tune import executor_on as command_executor
 from attention_tuner.tuner.measure.jobs import RaceJob
 from attention_tuner.tuner.measure.race import Interval, compare
-from attention_tuner.tuner.run import Executor, Settings, TaskResult
+from attention_tuner.tuner.run import Executor
+from attention_tuner.tuner.run import executor_on as command_executor
+from attention_tuner.tuner.settings import Settings, TaskResult
 from attention_tuner.tuner.tune import tune
 
 PAGE_SIZE = 16

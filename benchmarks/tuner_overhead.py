@@ -46,8 +46,9 @@ from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.console.progress import TuneProgress
 from attention_tuner.tuner.measure.jobs import CompileJob, MeasureJob, PrepareJob
-from attention_tuner.tuner.run import Executor, Progress, Settings
+from attention_tuner.tuner.run import Executor
 from attention_tuner.tuner.sampling.study import Study
+from attention_tuner.tuner.settings import Progress, Settings
 from attention_tuner.tuner.tune import tune
 
 GPU = TARGETS["sm_90"]

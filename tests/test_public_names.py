@@ -30,6 +30,7 @@ PUBLIC = [
     "TunerError",
     "Variant",
     "__version__",
+    "executor_on",
     "lookup",
     "make_launcher",
     "merge",

@@ -1,14 +1,33 @@
-"""What the trials of one search took: what the next one will take, and when it has hung."""
+"""What trials take: what a run will, before it begins; and what the trials of one search took."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from ..kernel_templates.batch import BatchBucket
+from ..kernel_templates.gpu import Gpu
+from ..kernel_templates.heuristic import default_variant
 from ..kernel_templates.outcome import Failed, Outcome, Timed
+from ..kernel_templates.registry import template_of
 from ..kernel_templates.task import Task
-from .forecast import LAUNCHES_PER_TRIAL, interpreted_seconds
+from ..kernel_templates.variant import Variant
+from ..search_spaces.space import Survey, survey
 
+# Measured with Triton 3.6 to 3.9 on one core of a server: what the interpreter takes for each tile of keys.
+INTERPRETED_TILE_S = 0.005
+SMALLEST_TILE = 16
+# Of a trial, the reference, the check, the time and the race take this many launches.
+LAUNCHES_PER_TRIAL = 4
+# A search that tries fewer variants than the default and another has nothing to choose.
+FEWEST_TRIALS = 2
+# What one compile takes of a core, and one trial and one race of the GPU: on an H200 with 16 cores, rounded up.
+COMPILE_S = 4.0
+MEASURE_S = 0.2
+RACE_S = 5.0
 # Wall time of one job: the first of a task also computes the reference.
 JOB_LIMIT_S = 120.0
 # Once it is known what jobs take, one has hung that takes this much longer than the slowest: a kernel that never ends
@@ -19,6 +38,90 @@ HANG_S = 10.0
 INTERPRETER_MARGIN = 10
 # How many of the last trials the cost of the next is judged by.
 RECENT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """For one task: the `survey` of its space, the variants it would try first, and their distinct kernels."""
+
+    task: Task
+    survey: Survey
+    trials: tuple[Variant, ...]
+    compiles: frozenset[str]
+    seconds: float
+
+    @property
+    def valid_by_template(self) -> Counter[str]:
+        """How many variants of each template are valid."""
+        return Counter(variant.template for variant in self.survey.valid)
+
+
+def assumptions(gpu: Gpu, processes: int) -> str:
+    """What the estimated time rests on, in one sentence."""
+    if gpu.is_interpreter:
+        return (f"the estimate assumes {LAUNCHES_PER_TRIAL} launches a trial, each of the default variant, at "
+                f"{INTERPRETED_TILE_S * 1e3:g} ms a tile of keys")
+    return (f"the estimate assumes {COMPILE_S:g} s a compile, {processes} at a time, {MEASURE_S:g} s a trial "
+            f"and {RACE_S:g} s a race, and no compiled kernel in the cache")
+
+
+def forecast(task: Task, gpu: Gpu, trials: int, sampler: str, seed: int) -> Forecast:
+    """What tuning `task` on `gpu` will take, with the variants that the search asks for while it is told nothing.
+
+    Imports Optuna. Raises `InputError` for an unknown `sampler`.
+    """
+    from .sampling.study import Study
+
+    found = survey(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
+    study = Study(found.valid, [default_variant(task.spec, task.batch, task.page_size)], sampler, seed)
+    asked = tuple(variant for _ in range(trials) if (variant := study.ask()) is not None)
+    if gpu.is_interpreter:
+        seconds = len(asked) * LAUNCHES_PER_TRIAL * interpreted_seconds(task)
+        return Forecast(task, found, asked, frozenset(), seconds)
+    kernels = frozenset(f"{task.spec.key()} {template_of(variant).code_key(variant)}" for variant in asked)
+    return Forecast(task, found, asked, kernels, MEASURE_S * len(asked) + RACE_S)
+
+
+def total_compiles(forecasts: Sequence[Forecast]) -> int:
+    """The distinct kernels of all tasks together: batches of one layer and page size share theirs."""
+    return len({kernel for each in forecasts for kernel in each.compiles})
+
+
+def total_seconds(forecasts: Sequence[Forecast], processes: int) -> float:
+    """What all tasks take together, with `processes` that compile while the GPU measures."""
+    # Compiling and measuring go on side by side: the longer of them counts.
+    return max(sum(each.seconds for each in forecasts), total_compiles(forecasts) * COMPILE_S / processes)
+
+
+def interpreted_seconds(task: Task, variant: Variant | None = None) -> float:
+    """What one launch of `variant`, or of the default, takes through the interpreter, by its smallest tiles of keys."""
+    variant = variant or default_variant(task.spec, task.batch, task.page_size)
+    block_m, block_n = _smallest(variant, "block_m"), _smallest(variant, "block_n")
+    key_tiles = 0
+    # Not by the plan of the launch: one of a batch that is far too large would fill the memory.
+    for (query_len, context_len), count in Counter(task.batch.sequences).items():
+        row_tiles = -(-query_len * task.spec.group_size // block_m)
+        first_stop = context_len + min(query_len, -(-block_m // task.spec.group_size))
+        mean_stop = (first_stop + context_len + query_len) / 2
+        key_tiles += count * row_tiles * math.ceil(mean_stop / block_n)
+    return INTERPRETED_TILE_S * task.spec.num_kv_heads * key_tiles
+
+
+def _smallest(variant: Variant, name: str) -> int:
+    """The least of the variant's tile sizes called `name`, of whichever body; a template may have none that vary."""
+    sizes = [value for own, value in variant.values if own.endswith(name) and isinstance(value, int)]
+    return min(sizes, default=SMALLEST_TILE)
+
+
+def fewest_seconds(tasks: Sequence[Task], gpu: Gpu, trials: int) -> float:
+    """The least time for a run to find something for each of `tasks`, among which it is divided evenly.
+
+    That is enough to try two variants, or `trials` where these are fewer.
+    """
+    trials = min(FEWEST_TRIALS, trials)
+    if gpu.is_interpreter:
+        return len(tasks) * max(trials * LAUNCHES_PER_TRIAL * interpreted_seconds(task) for task in tasks)
+    return len(tasks) * (COMPILE_S + trials * MEASURE_S + RACE_S)
 
 
 class Costs:

@@ -16,10 +16,10 @@ from ..kernel_templates.heuristic import default_variant
 from ..kernel_templates.registry import template_of, why_invalid
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
-from .best import keep, stored_best
-from .final import RACE_LIMIT_S, Final
-from .run import Run, TaskResult
+from .final import RACE_LIMIT_S, Final, keep, stored_best
+from .run import Run
 from .search import Search
+from .settings import TaskResult
 
 # Of the time for a run, what is kept for this.
 CROSS_SHARE = 0.2

@@ -12,7 +12,7 @@ from ..kernel_templates.outcome import Outcome, Skipped, Timed
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from .recording import Recording
-from .run import Listener, Progress, Settings, TaskResult
+from .settings import Listener, Progress, Settings, TaskResult
 from .simulated import PROCESSES, executor_of
 from .tune import tune
 

@@ -1,69 +1,34 @@
-"""What a tuning run is given, what runs its jobs, whom it tells, and what it gives back."""
+"""A run over several tasks: what runs its jobs, its record in the database, its deadline, and how it ends."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Protocol, TypeVar
 
 from ..db.records import EnvironmentOf
 from ..db.store import Store
-from ..kernel_templates.errors import InputError
+from ..kernel_templates.errors import StoreError
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import BestConfig, Failed, Outcome, Regime, Skipped, Timed, Timing, Wrong
+from ..kernel_templates.outcome import Regime, Timing
 from ..kernel_templates.sources import environment
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
-from .measure.jobs import GRAPH
+from .measure.card import card_state
 from .processes.builds import Builds, Compiler
 from .processes.child import Job
 from .recording import Recording
-from .sampling.samplers import DEFAULT_SAMPLER
+from .settings import Listener, Settings
 
 R = TypeVar("R")
 
 # Enough that no process waits for the search while the variants that are compiled wait for the GPU.
 AHEAD = 2
-
-Reason = tuple[str, str, str]
-"""Why a trial has no time: its outcome, the stage at which it failed or nothing, and the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to search. Raises `InputError` for numbers that make no sense.
-
-    `trials` variants are tried for each task, stored ones among them; `seconds`, if not None, is the wall time of the
-    whole run. `ahead` is how many variants may be asked for before the first of them is measured, None meaning
-    `AHEAD` for each process that compiles, `samples` how many times each is timed before the final race, and
-    `finalists` how many go there beside the default. With `cross`, what won one task is then tried on the others.
-    """
-
-    trials: int = 30
-    seconds: float | None = None
-    seed: int = 0
-    sampler: str = DEFAULT_SAMPLER
-    ahead: int | None = None
-    finalists: int = 8
-    samples: int = 5
-    regime: Regime = GRAPH
-    cross: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "ahead", "finalists", "samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, not {value}")
-        if self.seconds is not None and not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise InputError(f"seconds must be a positive number, not {self.seconds}")
-
-    def as_json(self) -> dict[str, object]:
-        """The settings as values that JSON can hold."""
-        return {**asdict(self), "regime": str(self.regime)}
 
 
 class Runner(Protocol):
@@ -127,92 +92,6 @@ class Executor:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Where the search for `task` stands after `outcome`: `done` of `planned` trials, in milliseconds and seconds."""
-
-    task: Task
-    outcome: Outcome
-    done: int
-    planned: int
-    best_ms: float | None
-    default_ms: float | None
-    outcomes: Counter[str]
-    seconds_left: float
-
-
-class Listener:
-    """Is told what happens; a listener overrides what it wants to hear."""
-
-    def started(self, task: Task, valid: int, reused: int) -> None:
-        """The search for `task` begins over `valid` variants, with the outcomes of `reused` stored trials."""
-
-    def tried(self, progress: Progress) -> None:
-        """A trial is finished and stored."""
-
-    def racing(self, task: Task, variants: tuple[Variant, ...]) -> None:
-        """The final race begins."""
-
-    def finished(self, result: TaskResult) -> None:
-        """All is done and stored for a task."""
-
-
-@dataclass(slots=True)
-class TaskResult:
-    """What came of one task; `best` is None where no variant was right and timed.
-
-    `tried` trials are new, and `reused` were stored; `outcomes` and `reasons` count both, `outdated` counts stored
-    trials that could not be reused, by reason. `baseline` is the default, or what stood in for it where that cannot
-    run; `repeated` new trials have the code and launch of another, and its result. Of the wall time `seconds`, the GPU
-    was measuring or checking for `measuring_seconds`, and every process of the compile pool was busy for
-    `compiling_seconds`. `discarded_blocks` of its races were run again, or given up, because the card drifted. Of its
-    variants' kernels, `compiles` were compiled for this task and `shared` had been for another one of the run.
-    `crossed` trials, which `tried` does not count, are of what won other tasks, and took `cross_seconds`.
-    """
-
-    task: Task
-    best: BestConfig | None = None
-    baseline: Variant | None = None
-    outcomes: Counter[str] = field(default_factory=Counter[str])
-    reasons: Counter[Reason] = field(default_factory=Counter[Reason])
-    outdated: Counter[str] = field(default_factory=Counter[str])
-    tried: int = 0
-    reused: int = 0
-    repeated: int = 0
-    seconds: float = 0.0
-    measuring_seconds: float = 0.0
-    compiling_seconds: float = 0.0
-    discarded_blocks: int = 0
-    compiles: int = 0
-    shared: int = 0
-    crossed: int = 0
-    cross_seconds: float = 0.0
-
-    @property
-    def measured_per_second(self) -> float:
-        """New trials in a second of wall time; 0 when there was no time."""
-        return self.tried / self.seconds if self.seconds else 0.0
-
-    @property
-    def skipped(self) -> int:
-        """Variants that were not tried, for a reason known before."""
-        return self.outcomes["skipped"]
-
-    def count(self, outcome: Outcome) -> None:
-        """Count `outcome` by its kind, and by its reason where it has no time."""
-        kind = type(outcome).__name__.lower()
-        self.outcomes[kind] += 1
-        match outcome:
-            case Failed(_, stage, reason):
-                self.reasons[kind, stage, reason] += 1
-            case Skipped(_, reason):
-                self.reasons[kind, "", reason] += 1
-            case Wrong():
-                self.reasons[kind, "", outcome.reason] += 1
-            case Timed():
-                pass
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """One run over several tasks: everything that they share. It ends by `deadline` of the executor's clock.
 
@@ -245,3 +124,50 @@ class Run:
     def regime(self) -> Regime:
         """The regime asked for: the interpreter has only its own."""
         return Regime("interpreter") if self.gpu.is_interpreter else self.settings.regime
+
+
+def executor_on(gpu: Gpu, room: int = 1, races: bool = True) -> Executor:
+    """The processes that a run needs, none of them started yet; the measuring one has room for so many tasks."""
+    from .processes.cache import prune, triton_cache
+    from .processes.compile import COMPILER, CompilePool
+    from .processes.worker import Worker
+
+    worker = Worker.on(gpu, room)
+    if gpu.is_interpreter:
+        # Its times are no GPU's, and a second process would only take time from the search.
+        return Executor(worker)
+    prune(triton_cache())
+    racer = Worker.on(gpu) if races else None
+    return Executor(worker, CompilePool(preload=(COMPILER,)), uuid=worker.uuid, racer=racer)
+
+
+@contextlib.contextmanager
+def open_run(
+    gpu: Gpu, store: Store, settings: Settings, executor: Executor, listener: Listener | None = None
+) -> Generator[Run]:
+    """A run of `settings`, of which `store` keeps the card's state at its beginning and end.
+
+    When it is interrupted, or fails, `executor` is closed; else it can go on being used. Raises `StoreError` when the
+    run cannot be stored.
+    """
+    seconds = math.inf if settings.seconds is None else settings.seconds
+    deadline = executor.clock() + seconds - executor.aside_s
+    try:
+        card = {"uuid": executor.uuid, "start": _card_state(executor)}
+        processes = executor.pool and executor.pool.processes
+        run_id = store.start_run({**settings.as_json(), "processes": processes, "card": card})
+        builds = None if executor.pool is None else Builds(executor.pool, gpu)
+        yield Run(gpu, store, settings, executor, listener or Listener(), run_id, deadline, builds)
+        try:
+            store.finish_run(run_id, {"card": {**card, "end": _card_state(executor)}})
+        except StoreError as error:
+            # All results are stored and can still be shown.
+            warnings.warn(f"the card's state at the end of the run is not stored: {error}", stacklevel=2)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _card_state(executor: Executor) -> dict[str, object] | None:
+    state = None if executor.uuid is None else card_state(executor.uuid)
+    return None if state is None else asdict(state)

@@ -14,11 +14,11 @@ from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import survey
 from .costs import Costs
-from .flight import Flight
 from .leads import first_variants, log_ratios, neighbours, proven
 from .measure.jobs import MeasureJob, PrepareJob
-from .run import Progress, Run, TaskResult
+from .run import Executor, Run
 from .sampling.study import Study
+from .settings import Progress, TaskResult
 
 # Samples that the interpreter takes for each trial: each is a launch of a tenth of a second or more.
 INTERPRETED_SAMPLES = 2
@@ -32,6 +32,39 @@ OVERRUN_S = 10.0
 # How long to wait for a compile before looking at the clock again.
 POLL_S = 0.5
 EXCEEDS_SHARED_MEMORY = "its shared memory exceeds the GPU's"
+
+
+class PendingMeasurement:
+    """The `job` of measuring a variant, begun as this is made, for at most `limit_s` seconds and until `deadline`."""
+
+    def __init__(self, executor: Executor, job: MeasureJob, limit_s: float, deadline: float) -> None:
+        self._executor = executor
+        self._deadline = deadline
+        self._start, self._busy_s = executor.clock(), executor.worker.busy_s
+        self._end = 0.0
+        self._future = executor.worker.submit(job, limit_s, deadline)
+        self._future.add_done_callback(self._note_end)
+
+    @property
+    def busy_s(self) -> float:
+        """The seconds for which the worker has been busy since."""
+        return self._executor.worker.busy_s - self._busy_s
+
+    def finish(self, costs: Costs) -> Outcome | None:
+        """The outcome, once there is one that the variant is to blame for; `costs` takes note of what it took.
+
+        Raises `JobError` when its turn on the GPU did not come before the time was up.
+        """
+        outcome = self._future.result()
+        # The callback of a future may come just after its result.
+        end = self._end or self._executor.clock()
+        costs.note(outcome, end - self._start, self.busy_s)
+        # A variant is not to blame for a budget that ran out.
+        is_cut_short = isinstance(outcome, Failed) and end >= self._deadline
+        return None if is_cut_short else outcome
+
+    def _note_end(self, _: object) -> None:
+        self._end = self._executor.clock()
 
 
 class Search:
@@ -63,7 +96,7 @@ class Search:
         self._waiting: list[Variant] = []
         # Of those, what is compiled for this search.
         self._ordered: set[Variant] = set()
-        self._flight: Flight | None = None
+        self._pending: PendingMeasurement | None = None
         self._is_over = False
         self._best_ms: float | None = None
 
@@ -129,7 +162,7 @@ class Search:
     def ask_ahead(self) -> None:
         """Ask until enough variants are on their way to be compiled, or all trials; one that is skipped is no trial."""
         while (
-            len(self._ready) + len(self._waiting) + (self._flight is not None) < self.run.ahead
+            len(self._ready) + len(self._waiting) + (self._pending is not None) < self.run.ahead
             and self._trials + len(self._proven) < self.run.settings.trials
         ):
             variant = self._study.ask()
@@ -158,7 +191,7 @@ class Search:
         if self.has_work:
             self._prepare(late)
         while not self._is_over:
-            outcome = self._land()
+            outcome = self._finish()
             if isinstance(outcome, Failed):
                 # It may take long until another process is there.
                 self._store(outcome)
@@ -168,7 +201,7 @@ class Search:
             try:
                 if not self._is_over:
                     self._collect(0.0)
-                    self._take_off(late)
+                    self._start_next(late)
             finally:
                 # While the next one is measured; what is finished is kept whatever else goes wrong.
                 if outcome is not None:
@@ -176,7 +209,7 @@ class Search:
             if self._is_over:
                 break
             self.ask_ahead()
-            if self._flight is None and not self._ready and not self._proven:
+            if self._pending is None and not self._ready and not self._proven:
                 if not self._waiting:
                     break
                 self._collect(min(POLL_S, end - self.run.executor.clock()))
@@ -230,7 +263,7 @@ class Search:
                 case StaticFacts():
                     self._ready.append(variant)
 
-    def _take_off(self, deadline: float) -> None:
+    def _start_next(self, deadline: float) -> None:
         """Have the next variant measured, if there is one."""
         variant = self._next()
         if variant is None:
@@ -243,7 +276,7 @@ class Search:
         facts = self._facts(variant)
         job = MeasureJob(self.task, variant, samples, settings.seed, self.run.regime, self._best_ms,
                          "" if facts is None else facts.code_hash)
-        self._flight = Flight(executor, job, self.costs.limit_s, deadline)
+        self._pending = PendingMeasurement(executor, job, self.costs.limit_s, deadline)
 
     def _next(self) -> Variant | None:
         """The next of those that are compiled: one that was asked for, or else one that did well elsewhere."""
@@ -257,18 +290,18 @@ class Search:
                 return variant
         return None
 
-    def _land(self) -> Outcome | None:
+    def _finish(self) -> Outcome | None:
         """The outcome of the measurement under way, if it is its variant's."""
-        flight, self._flight = self._flight, None
-        if flight is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             return None
         try:
-            return flight.land(self.costs)
+            return pending.finish(self.costs)
         except JobError:
             self._is_over = True
             return None
         finally:
-            self.result.measuring_seconds += flight.busy_s
+            self.result.measuring_seconds += pending.busy_s
 
     def _facts(self, variant: Variant) -> StaticFacts | None:
         compiled = None if self.run.builds is None else self.run.builds.result(self.task, variant)

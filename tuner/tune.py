@@ -15,13 +15,12 @@ from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.launch.device import present_memory_bytes
 from ..kernel_templates.outcome import Verdict
 from ..kernel_templates.task import Task
-from .best import is_newest, keep, stored_best
+from .costs import FEWEST_TRIALS, fewest_seconds
 from .cross import CROSS_SHARE, cross
-from .final import RACE_LIMIT_S, Final
-from .forecast import FEWEST_TRIALS, fewest_seconds
-from .run import Executor, Listener, Run, Settings, TaskResult
-from .running import running
+from .final import RACE_LIMIT_S, Final, is_newest, keep, stored_best
+from .run import Executor, Run, open_run
 from .search import Search
+from .settings import Listener, Settings, TaskResult
 
 # Of a task's time, what is kept for its final race.
 RACE_SHARE = 0.25
@@ -46,7 +45,7 @@ def tune(
     """
     if executor.recording is None:
         _refuse(tasks, gpu, settings)
-    with running(gpu, store, settings, executor, listener) as run:
+    with open_run(gpu, store, settings, executor, listener) as run:
         share = CROSS_SHARE if settings.cross else 0.0
         first = replace(run, deadline=executor.clock() + (1 - share) * run.seconds_left)
         searches = Searches(tasks, first)

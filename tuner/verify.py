@@ -14,10 +14,11 @@ from ..kernel_templates.registry import why_invalid
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from .final import LOOKS, RACE_LIMIT_S, SCREEN, Final
+from .leads import rivals
 from .measure.race import ALPHA, TIE, compare, num_comparisons
-from .rivals import rivals
-from .run import Executor, Listener, Run, Settings
+from .run import Executor, Run
 from .search import Search
+from .settings import Listener, Settings
 from .tune import tune
 
 # What a winner is raced with, itself and the default among them; the interpreter takes seconds for each.

@@ -23,7 +23,7 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Value, Variant
 from attention_tuner.runtime.merge import merge
-from attention_tuner.tuner.forecast import interpreted_seconds
+from attention_tuner.tuner.costs import interpreted_seconds
 from attention_tuner.tuner.measure.check import Checker
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

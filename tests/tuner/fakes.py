@@ -28,7 +28,8 @@ from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.jobs import CompileJob, MeasureJob, PrepareJob, RaceJob, RaceResult
 from attention_tuner.tuner.processes.builds import Builds
-from attention_tuner.tuner.run import Executor, Listener, Run, Settings
+from attention_tuner.tuner.run import Executor, Run
+from attention_tuner.tuner.settings import Listener, Settings
 
 GPU = TARGETS["sm_90"]
 SPEC = AttentionSpec(8, 2, 64)

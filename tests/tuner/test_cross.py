@@ -13,8 +13,8 @@ from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.cross import CROSS_SHARE, cross, winners
-from attention_tuner.tuner.run import Settings, TaskResult
-from attention_tuner.tuner.running import running
+from attention_tuner.tuner.run import open_run
+from attention_tuner.tuner.settings import Settings, TaskResult
 from attention_tuner.tuner.tune import tune
 
 MORE = Task(SPEC, Batch.parse("5x1@900"), 16)
@@ -48,7 +48,7 @@ def untried(bench: Bench, count: int) -> list[Variant]:
 
 def crossed(bench: Bench, results: list[TaskResult], settings: Settings = SETTINGS) -> list[TaskResult]:
     bench.worker.measured.clear()
-    with running(GPU, bench.store, settings, bench.executor) as run:
+    with open_run(GPU, bench.store, settings, bench.executor) as run:
         cross(results, run)
     return results
 

@@ -21,7 +21,7 @@ from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.tuner.measure.card import GpuLock
 from attention_tuner.tuner.processes.compile import CompilePool
 from attention_tuner.tuner.processes.worker import Worker
-from attention_tuner.tuner.run import TaskResult
+from attention_tuner.tuner.settings import TaskResult
 
 
 def test_an_illegal_address_from_a_bad_block_table(make_faulty: MakeFaulty) -> None:

@@ -14,7 +14,7 @@ from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.launch.device import present_gpu
 from attention_tuner.tuner.processes.compile import CompilePool
 from attention_tuner.tuner.processes.worker import Worker
-from attention_tuner.tuner.run import TaskResult
+from attention_tuner.tuner.settings import TaskResult
 
 pytestmark = pytest.mark.gpu
 

@@ -30,7 +30,8 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.processes.worker import Worker
-from attention_tuner.tuner.run import Executor, Settings
+from attention_tuner.tuner.run import Executor
+from attention_tuner.tuner.settings import Settings
 from attention_tuner.tuner.tune import tune
 
 TASK = Task(AttentionSpec(2, 1, 64, dtype="float16"), Batch.parse("1x9@20,1x1@24"), 16)

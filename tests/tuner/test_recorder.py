@@ -18,7 +18,7 @@ from attention_tuner.tuner.ground_truth import code_of, grid_tasks, recording_of
 from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
 from attention_tuner.tuner.recorder import Recorder
 from attention_tuner.tuner.recording import Recording
-from attention_tuner.tuner.run import Settings
+from attention_tuner.tuner.settings import Settings
 
 TASKS = grid_tasks(SMALL, GPU)
 TRIALS = sum(map(len, TASKS.values()))

@@ -17,9 +17,9 @@ from attention_tuner.kernel_templates.task import Task
 from attention_tuner.search_spaces.files import shipped
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.replay import near, replay
-from attention_tuner.tuner.run import Listener, Progress, Settings, TaskResult
 from attention_tuner.tuner.sampling.samplers import DEFAULT_SAMPLER
 from attention_tuner.tuner.sampling.study import Study
+from attention_tuner.tuner.settings import Listener, Progress, Settings, TaskResult
 from attention_tuner.tuner.simulated import NOT_RECORDED
 
 RECORDING = small_recording()

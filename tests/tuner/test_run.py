@@ -1,19 +1,28 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import DEFAULT, GPU, TASK, Bench, FakeWorker
 
-from attention_tuner.kernel_templates.errors import InputError
+from attention_tuner.kernel_templates.errors import InputError, StoreError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Skipped, Timed, Timing, Wrong
+from attention_tuner.tuner.measure.card import CardState
 from attention_tuner.tuner.processes.compile import CompilePool
 from attention_tuner.tuner.processes.worker import Worker
-from attention_tuner.tuner.run import AHEAD, Executor, Settings, TaskResult
+from attention_tuner.tuner.run import AHEAD, Executor, open_run
+from attention_tuner.tuner.settings import Settings, TaskResult
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["trials", "ahead", "finalists", "samples"])
@@ -47,8 +56,7 @@ def test_a_result_counts_outcomes_and_reasons() -> None:
     assert result.skipped == 1
 
 
-def test_closing_an_executor_ends_all_it_runs(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_closing_an_executor_ends_all_it_runs(bench: Bench) -> None:
     bench.executor.close()
     assert bench.worker.closed
     assert bench.pool.closed
@@ -61,16 +69,14 @@ def test_the_real_worker_and_pool_can_be_its_parts() -> None:
     executor.close()
 
 
-def test_the_interpreter_has_a_regime_of_its_own(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_the_interpreter_has_a_regime_of_its_own(bench: Bench) -> None:
     settings = Settings(regime=Regime("eager"))
     assert bench.run(settings).regime == Regime("eager")
     assert bench.run(settings, INTERPRETER).regime == Regime("interpreter")
     assert bench.run(settings, GPU, seconds=9.0).seconds_left == 9.0
 
 
-def test_an_executor_starts_all_it_has(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_an_executor_starts_all_it_has(bench: Bench) -> None:
     racer = FakeWorker(bench.clock)
     replace(bench.executor, racer=racer).start()
     assert (bench.worker.starts, racer.starts, bench.pool.starts) == (1, 1, 1)
@@ -78,8 +84,7 @@ def test_an_executor_starts_all_it_has(tmp_path: Path) -> None:
     assert bench.worker.starts == 2
 
 
-def test_without_a_pool_nothing_is_asked_ahead(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_without_a_pool_nothing_is_asked_ahead(bench: Bench) -> None:
     run = bench.run(Settings())
     assert run.ahead == AHEAD * bench.pool.processes
     assert replace(run, settings=Settings(ahead=5)).ahead == 5
@@ -89,3 +94,42 @@ def test_without_a_pool_nothing_is_asked_ahead(tmp_path: Path) -> None:
 def test_trials_are_counted_by_the_second() -> None:
     assert TaskResult(TASK, tried=30, seconds=20.0).measured_per_second == 1.5
     assert TaskResult(TASK).measured_per_second == 0
+
+
+def test_a_run_ends_by_its_seconds_less_those_that_pass_aside(bench: Bench) -> None:
+    executor = replace(bench.executor, aside_s=3.0)
+    with open_run(GPU, bench.store, Settings(seconds=10), executor) as run:
+        assert run.seconds_left == pytest.approx(7.0)
+        assert run.builds is not None
+    with open_run(GPU, bench.store, Settings(), replace(bench.executor, pool=None)) as run:
+        assert run.seconds_left == float("inf")
+        assert run.builds is None
+    assert not bench.worker.closed
+
+
+def test_the_card_is_stored_as_it_was_before_and_after(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter([CardState(power_w=70), CardState(power_w=690)])
+    monkeypatch.setattr("attention_tuner.tuner.run.card_state", lambda uuid: next(states))
+    with open_run(GPU, bench.store, Settings(trials=7), replace(bench.executor, uuid="GPU-1")) as run:
+        assert run.run_id == 1
+    with contextlib.closing(sqlite3.connect(bench.store.name)) as connection:
+        ((text,),) = connection.execute("select settings from runs").fetchall()
+    settings = json.loads(text)
+    assert (settings["trials"], settings["processes"]) == (7, 4)
+    assert [settings["card"][when]["power_w"] for when in ("start", "end")] == [70, 690]
+
+
+def test_what_fails_closes_the_processes_and_a_note_that_is_not_kept_does_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(bench.store, "finish_run", refuse)
+    with pytest.warns(UserWarning, match="the disk is full"), open_run(GPU, bench.store, Settings(), bench.executor):
+        pass
+    assert not bench.worker.closed
+    with pytest.raises(KeyboardInterrupt), open_run(GPU, bench.store, Settings(), bench.executor):
+        raise KeyboardInterrupt
+    assert bench.worker.closed
+    assert bench.pool.closed

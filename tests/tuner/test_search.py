@@ -3,9 +3,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fakes import DEFAULT, FACTS, GPU, SPEC, TASK, Bench, FakePool, landscape, warps
@@ -14,23 +17,36 @@ from attention_tuner.db.records import Setting, utc_now
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.heuristic import candidates, heuristic_variant
-from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Failed, Regime, Timing, Verdict
+from attention_tuner.kernel_templates.outcome import (
+    BestConfig,
+    Check,
+    Environment,
+    Failed,
+    JobError,
+    Outcome,
+    Regime,
+    Timed,
+    Timing,
+    Verdict,
+)
 from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
-from attention_tuner.tuner.costs import HANG_FACTOR, HANG_S
+from attention_tuner.tuner.costs import HANG_FACTOR, HANG_S, Costs
 from attention_tuner.tuner.leads import proven
 from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
-from attention_tuner.tuner.run import Listener, Progress, Settings
+from attention_tuner.tuner.run import Executor
 from attention_tuner.tuner.search import (
     EXCEEDS_SHARED_MEMORY,
     FEW_TIMED,
     INTERPRETED_SAMPLES,
     OVERRUN_S,
     PROVEN_SHARE,
+    PendingMeasurement,
     Search,
 )
+from attention_tuner.tuner.settings import Listener, Progress, Settings
 
 
 @pytest.fixture
@@ -475,3 +491,44 @@ def test_when_the_time_of_the_run_is_over_no_space_is_searched(bench: Bench, mon
     late = searched(bench, Settings(trials=20), deadline=-math.inf)
     assert (late.result.tried, late.result.reused) == (0, 12)
     assert set(late.timed) == set(first.timed)
+
+
+TIMED = Timed(DEFAULT, Check(0.5), Timing((1.0,), Regime("graph")))
+FAILED = Failed(DEFAULT, "time", "it hung")
+TOOK_S, BUSY_S = 4.0, 3.0
+
+
+def measured(end: Callable[[Future[Outcome]], None], deadline: float = math.inf) -> PendingMeasurement:
+    """One whose job ended after `TOOK_S` seconds, as `end` says."""
+    worker = SimpleNamespace(busy_s=1.0)
+    executor = SimpleNamespace(worker=worker, clock=lambda: 10.0)
+    future: Future[Outcome] = Future()
+    worker.submit = lambda *_: future
+    made = PendingMeasurement(cast(Executor, executor), MeasureJob(TASK, DEFAULT, 3), 60.0, deadline)
+    worker.busy_s += BUSY_S
+    executor.clock = lambda: 10.0 + TOOK_S
+    end(future)
+    # What the search does until it looks is not the trial's.
+    executor.clock = lambda: 100.0
+    return made
+
+
+def test_it_finishes_with_its_outcome_and_what_it_took() -> None:
+    noted: list[Any] = []
+    costs = cast(Costs, SimpleNamespace(note=lambda *values: noted.append(values)))
+    finished = measured(lambda future: future.set_result(TIMED))
+    assert finished.finish(costs) is TIMED
+    assert noted == [(TIMED, TOOK_S, BUSY_S)]
+    assert finished.busy_s == BUSY_S
+
+
+@pytest.mark.parametrize(("deadline", "expected"), [(10.0 + TOOK_S, None), (10.1 + TOOK_S, FAILED)])
+def test_no_variant_is_to_blame_for_a_budget_that_ran_out(deadline: float, expected: Failed | None) -> None:
+    assert measured(lambda future: future.set_result(FAILED), deadline).finish(Costs(TASK, False)) is expected
+
+
+def test_what_never_had_its_turn_has_no_outcome() -> None:
+    ended = measured(lambda future: future.set_exception(JobError("the card was taken")))
+    with pytest.raises(JobError):
+        ended.finish(Costs(TASK, False))
+    assert ended.busy_s == BUSY_S

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sqlite3
 from dataclasses import replace
@@ -15,18 +14,17 @@ from attention_tuner.db.lookup.table import ConfigTable
 from attention_tuner.db.records import Setting
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.errors import InputError, StoreError, TunerError
+from attention_tuner.kernel_templates.errors import InputError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import Environment, Failed, JobError, Outcome, Regime, Verdict
 from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.costs import fewest_seconds
 from attention_tuner.tuner.final import INTERPRETED_FINALISTS
-from attention_tuner.tuner.forecast import fewest_seconds
-from attention_tuner.tuner.measure.card import CardState
 from attention_tuner.tuner.measure.jobs import RaceJob
-from attention_tuner.tuner.run import Listener, Progress, Settings, TaskResult
+from attention_tuner.tuner.settings import Listener, Progress, Settings, TaskResult
 from attention_tuner.tuner.tune import RACE_LIMIT_S, refuse_long, tune
 
 
@@ -62,33 +60,6 @@ def test_no_task_has_more_trials_than_were_asked_for(bench: Bench) -> None:
     results = tune(tasks, GPU, bench.store, Settings(trials=30, sampler="random"), bench.executor)
     assert [result.tried for result in results] == [30, 30, 30]
     assert min(result.shared for result in results[1:]) > 0
-
-
-def test_results_outlive_a_card_state_that_cannot_be_stored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise StoreError("the disk is full")
-
-    monkeypatch.setattr(bench.store, "finish_run", refuse)
-    with pytest.warns(UserWarning, match="not stored: the disk is full"):
-        (result,) = tune([TASK], GPU, bench.store, Settings(trials=3), bench.executor)
-    assert result.best is not None
-    assert not bench.worker.closed
-
-
-def test_the_state_of_the_card_is_stored_with_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = iter([CardState(power_w=70, reasons=("idle",)), CardState(power_w=690, reasons=("power cap",))])
-    monkeypatch.setattr("attention_tuner.tuner.running.card_state", lambda uuid: next(states))
-    executor = replace(bench.executor, uuid="GPU-1")
-    tune([TASK], GPU, bench.store, Settings(trials=3), executor)
-    tune([TASK], GPU, bench.store, Settings(trials=3), bench.executor)
-    with contextlib.closing(sqlite3.connect(bench.store.name)) as connection:
-        rows = connection.execute("select settings from runs order by id").fetchall()
-    settings, others = (json.loads(text) for text, in rows)
-    card = settings["card"]
-    assert (settings["trials"], card["uuid"]) == (3, "GPU-1")
-    assert [card[when]["power_w"] for when in ("start", "end")] == [70, 690]
-    assert card["end"]["reasons"] == ["power cap"]
-    assert others["card"] == {"uuid": None, "start": None, "end": None}
 
 
 def test_a_default_that_nothing_beats_is_kept(bench: Bench) -> None:

@@ -12,9 +12,9 @@ from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.outcome import BestConfig, Environment, Verdict
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.rivals import one_step
-from attention_tuner.tuner.run import Settings
-from attention_tuner.tuner.running import running
+from attention_tuner.tuner.leads import one_step
+from attention_tuner.tuner.run import open_run
+from attention_tuner.tuner.settings import Settings
 from attention_tuner.tuner.tune import tune
 from attention_tuner.tuner.verify import (
     BEATEN,
@@ -59,7 +59,7 @@ def renew(bench: Bench, ms: Callable[[Variant], float] = steady) -> None:
 
 def verified(bench: Bench, settings: Settings = SETTINGS) -> list[Verified]:
     configs = stale(bench.store.best_configs(), GPU, newer)
-    with running(GPU, bench.store, settings, bench.executor) as run:
+    with open_run(GPU, bench.store, settings, bench.executor) as run:
         return verify(configs, run)
 
 

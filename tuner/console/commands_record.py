@@ -12,7 +12,7 @@ import typer
 
 from ...kernel_templates.errors import InputError
 from . import options, request
-from .tune import SECONDS_WITHOUT_GPU, executor_on
+from .tune import SECONDS_WITHOUT_GPU
 
 # Of the time for a run, what writing the recording takes.
 WRITING_S = 8.0
@@ -45,7 +45,8 @@ def record(
     from ..ground_truth import grid_tasks, recording_of
     from ..processes.builds import Builds
     from ..recorder import Recorder
-    from ..run import Listener, Run, Settings
+    from ..run import Run, executor_on
+    from ..settings import Listener, Settings
     from ..tune import refuse_large, refuse_long
     from . import output as report
     from .recording_report import print_recording, recording_document

@@ -15,7 +15,7 @@ from .text import short
 
 if TYPE_CHECKING:
     from ..recording import Recording
-    from ..run import Settings
+    from ..settings import Settings
 
 # Tasks that a message lists.
 LISTED = 8

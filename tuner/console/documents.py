@@ -16,10 +16,10 @@ from ...kernel_templates.outcome import BestConfig, Failed, FullCheck, Outcome, 
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ...search_spaces.space import Survey
-from ..forecast import Forecast
+from ..costs import Forecast
 from ..measure.floor import floor_ms
 from ..measure.jobs import Rates
-from ..run import TaskResult
+from ..settings import TaskResult
 from .text import full_check_result, grouped
 
 Document = dict[str, Any]

@@ -20,9 +20,9 @@ from ...kernel_templates.outcome import BestConfig, Failed, Timed, Wrong
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ...search_spaces.space import Survey
-from ..forecast import Forecast, assumptions, total_compiles, total_seconds
+from ..costs import Forecast, assumptions, total_compiles, total_seconds
 from ..measure.jobs import Rates
-from ..run import Reason, TaskResult
+from ..settings import Reason, TaskResult
 from . import documents
 from .doctor import Machine, consequences
 from .text import (

@@ -10,7 +10,7 @@ from rich.progress import Progress as Bar
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.task import Task
 from ...kernel_templates.variant import Variant
-from ..run import Listener, Progress, TaskResult
+from ..settings import Listener, Progress, TaskResult
 from .output import NO_GPU_TIMES, stderr
 from .text import milliseconds, progress_text, rival, short
 

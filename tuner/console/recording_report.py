@@ -11,7 +11,7 @@ from ...kernel_templates.sources import kernel_hash
 from ...kernel_templates.task import Task
 from ..recording import Recording
 from ..replay import Replayed, near
-from ..run import Reason, TaskResult
+from ..settings import Reason, TaskResult
 from .output import print_failures, print_table, say
 from .text import milliseconds, short, values
 

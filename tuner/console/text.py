@@ -16,7 +16,7 @@ from ...kernel_templates.heuristic import default_variant
 from ...kernel_templates.outcome import BestConfig, Check, FullCheck
 from ...kernel_templates.registry import why_invalid
 from ...kernel_templates.variant import Variant
-from ..run import Progress, Reason, TaskResult
+from ..settings import Progress, Reason, TaskResult
 
 # Parts of a run whose cost is compared.
 PARTS = 4

@@ -25,7 +25,8 @@ from . import options, request
 if TYPE_CHECKING:
     from ..measure.card import CardProcess
     from ..measure.jobs import Rates
-    from ..run import Executor, Reason, Runner, Settings, TaskResult
+    from ..run import Runner
+    from ..settings import Reason, Settings, TaskResult
 
 TRIALS_WITHOUT_GPU = 12
 SECONDS_WITHOUT_GPU = 120.0
@@ -84,7 +85,7 @@ def tune(
     Example:
       attention-tuner tune --model llama-3-8b --batch 1x512@16384,63x1@32768 --page-size 16,128
     """
-    from ..run import Settings
+    from ..settings import Settings
 
     begun = time.monotonic()
     check_sampler(sampler)
@@ -137,7 +138,7 @@ def _name_kinds(model: str | None, specs: Sequence[AttentionSpec]) -> None:
 
 
 def _forecast(tasks: Sequence[Task], gpu: Gpu, settings: Settings, as_json: bool) -> None:
-    from ..forecast import assumptions, forecast, total_compiles, total_seconds
+    from ..costs import assumptions, forecast, total_compiles, total_seconds
     from ..processes.compile import default_processes
     from . import documents
     from . import output as report
@@ -169,6 +170,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
     from ...db import Store, default_path
     from ...db.engine import shown_name
     from ...db.losses import measure_losses
+    from ..run import executor_on
     from ..tune import refuse_large, refuse_long
     from ..tune import tune as search
     from . import documents
@@ -211,22 +213,6 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
                f"--batch {best.batch} --page-size {best.page_size}{where}")
 
 
-def executor_on(gpu: Gpu, room: int = 1, races: bool = True) -> Executor:
-    """The processes that a run needs, none of them started yet; the measuring one has room for so many tasks."""
-    from ..processes.cache import prune, triton_cache
-    from ..processes.compile import COMPILER, CompilePool
-    from ..processes.worker import Worker
-    from ..run import Executor
-
-    worker = Worker.on(gpu, room)
-    if gpu.is_interpreter:
-        # Its times are no GPU's, and a second process would only take time from the search.
-        return Executor(worker)
-    prune(triton_cache())
-    racer = Worker.on(gpu) if races else None
-    return Executor(worker, CompilePool(preload=(COMPILER,)), uuid=worker.uuid, racer=racer)
-
-
 def _foreign(uuid: str | None) -> list[CardProcess]:
     """What others run on the card, which is told of; asked before a worker starts, which might seem another's too."""
     from ..measure.card import foreign_processes, foreign_sentence
@@ -254,7 +240,7 @@ def _rates(runner: Runner, deadline: float) -> Rates | None:
 
 
 def _why_nothing(gpu: Gpu, settings: Settings, results: Sequence[TaskResult]) -> str:
-    from ..forecast import fewest_seconds
+    from ..costs import fewest_seconds
 
     if settings.seconds is None or any(result.outcomes for result in results):
         return f"no variant was right and timed on {gpu.name}: {_reasons(results)}"

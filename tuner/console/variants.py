@@ -256,7 +256,7 @@ def _check_full(asked: _FullRequest, as_json: bool) -> None:
 
 
 def _measure(job: MeasureJob, gpu: Gpu) -> Timed | Wrong | Failed:
-    from ..forecast import interpreted_seconds
+    from ..costs import interpreted_seconds
     from ..processes.worker import Worker
     from ..tune import refuse_large
 

@@ -19,7 +19,7 @@ from .tune import ENDING_S, ENDING_SHARE, SECONDS_WITHOUT_GPU, TRIALS, TRIALS_WI
 
 if TYPE_CHECKING:
     from ...db.store import Store
-    from ..run import Settings
+    from ..settings import Settings
     from ..verify import Verified
 
 # Beside 0, 1 and 2, which all commands have, and 130.
@@ -65,7 +65,7 @@ def verify(
     """
     from ...db import Store, default_path
     from ...db.engine import sqlite_path
-    from ..run import Settings
+    from ..settings import Settings
     from ..verify import UNDECIDED
     from . import verify_report
 
@@ -125,11 +125,10 @@ class _Job:
 
     def run(self, configs: Sequence[BestConfig]) -> list[Verified]:
         """Verify `configs`, and tune anew what has moved where that is asked for, in the time that there is."""
-        from ..running import running
+        from ..run import executor_on, open_run
         from ..tune import refuse_long
         from ..verify import RETUNE_SHARE, Verified, retune, verify
         from .progress import TuneProgress
-        from .tune import executor_on
 
         settings, gpu, store = self.settings, self.gpu, self.store
         total_s = settings.seconds or math.inf
@@ -142,7 +141,7 @@ class _Job:
             share = 1 - RETUNE_SHARE if self.retune else 1.0
             first = settings if settings.seconds is None else replace(settings, seconds=share * total_s)
             with TuneProgress(gpu) as listener:
-                with running(gpu, store, first, executor, listener) as run:
+                with open_run(gpu, store, first, executor, listener) as run:
                     found = verify(configs, run)
                 left_s = total_s - (time.monotonic() - self.begun)
                 if self.retune and left_s > ending_s:

@@ -17,7 +17,7 @@ from ...kernel_templates.registry import template_of
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ...kernel_templates.variant import Variant
-from ..forecast import interpreted_seconds
+from ..costs import interpreted_seconds
 
 Way = Literal["once", "twice", "padded", "reserved", "after another", "fixed"]
 """How a case is launched: once; twice, all that is written bit for bit the same; with the padded grid of a captured

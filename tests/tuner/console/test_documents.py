@@ -14,7 +14,7 @@ from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.console import documents
-from attention_tuner.tuner.run import TaskResult
+from attention_tuner.tuner.settings import TaskResult
 
 VARIANT = default_variant(SPEC, BATCH, 16)
 TASK = Task(SPEC, BATCH, 16)

@@ -18,10 +18,10 @@ from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.console import output as report
 from attention_tuner.tuner.console.doctor import examine
 from attention_tuner.tuner.console.progress import TuneProgress
-from attention_tuner.tuner.forecast import forecast
+from attention_tuner.tuner.costs import forecast
 from attention_tuner.tuner.measure.floor import floor_ms
 from attention_tuner.tuner.measure.jobs import Rates
-from attention_tuner.tuner.run import TaskResult
+from attention_tuner.tuner.settings import TaskResult
 
 TASK = Task(SPEC, BATCH, 16)
 VARIANT = default_variant(SPEC, BATCH, 16)

@@ -13,7 +13,7 @@ from attention_tuner.kernel_templates.outcome import Check, Regime, Timed, Timin
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.console import progress
 from attention_tuner.tuner.console.progress import TuneProgress
-from attention_tuner.tuner.run import Progress, TaskResult
+from attention_tuner.tuner.settings import Progress, TaskResult
 
 TASK = Task(SPEC, BATCH, 16)
 VARIANT = default_variant(SPEC, BATCH, 16)

@@ -17,7 +17,7 @@ from attention_tuner.tuner.console.recording_report import (
     replayed_document,
 )
 from attention_tuner.tuner.replay import Replayed
-from attention_tuner.tuner.run import TaskResult
+from attention_tuner.tuner.settings import TaskResult
 
 
 def test_the_table_says_what_was_recorded_of_each_task(capsys: pytest.CaptureFixture[str]) -> None:

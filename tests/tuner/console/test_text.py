@@ -14,7 +14,7 @@ from attention_tuner.kernel_templates.outcome import CaseResult, Failed, FullChe
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.search_spaces.suites import suite
 from attention_tuner.tuner.console import text as wording
-from attention_tuner.tuner.run import Progress, TaskResult
+from attention_tuner.tuner.settings import Progress, TaskResult
 
 VARIANT = default_variant(SPEC, BATCH, 16)
 

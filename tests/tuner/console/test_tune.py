@@ -21,7 +21,8 @@ from attention_tuner.tuner.measure.card import CardProcess
 from attention_tuner.tuner.measure.jobs import Rates, RatesJob
 from attention_tuner.tuner.processes import cache
 from attention_tuner.tuner.processes.worker import Worker
-from attention_tuner.tuner.run import Executor, Listener, Settings, TaskResult
+from attention_tuner.tuner.run import Executor
+from attention_tuner.tuner.settings import Listener, Settings, TaskResult
 
 LAYER = ("--spec", SPEC.key())
 

@@ -16,7 +16,8 @@ from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.run import Executor, Settings
+from attention_tuner.tuner.run import Executor
+from attention_tuner.tuner.settings import Settings
 from attention_tuner.tuner.tune import tune
 
 STAR = candidates(TASK.spec, BatchBucket.of(TASK.batch), 16, GPU)[0]
@@ -35,7 +36,7 @@ class Machine:
         tune([TASK, OTHER], GPU, self.bench.store, Settings(trials=8, sampler="random"), self.bench.executor)
         self.path = self.bench.store.name
         monkeypatch.setattr("attention_tuner.tuner.console.request.runnable", lambda name: GPU)
-        monkeypatch.setattr("attention_tuner.tuner.console.tune.executor_on", lambda gpu: self.bench.executor)
+        monkeypatch.setattr("attention_tuner.tuner.run.executor_on", lambda gpu: self.bench.executor)
         self.now()
 
     def _executor(self, environment_of: Callable[..., object]) -> None:
