@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..kernel_templates.batch import Batch
-from ..kernel_templates.errors import StoreError, TunerError
+from ..kernel_templates.errors import InputError, StoreError, TunerError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import (
     Check,
@@ -30,6 +30,8 @@ from ..kernel_templates.outcome import (
     Timing,
     Wrong,
 )
+from ..kernel_templates.registry import templates
+from ..kernel_templates.sources import kernel_hash
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
@@ -46,16 +48,30 @@ _Code = tuple[StaticFacts | None, float]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What came of one variant on one task, and what it cost.
+    """The outcome of one variant on one task, and its cost.
 
-    `facts` are what the compiler said, None where it gave no code; compiling took `compile_s` of a core, for all
-    variants of that code together, and the trial `seconds` of the measuring process.
+    Raises `InputError` for a cost that is no time, or is 0 for what takes time: a replay's clock would stand still.
     """
 
     outcome: Outcome
+    # What the compiler reported, None without compiled code.
     facts: StaticFacts | None = None
+    # Seconds of one core to compile the code, once for all variants that share it.
     compile_s: float = 0.0
+    # Seconds of the measuring process.
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, cost, takes_time in (("seconds", self.seconds, is_measured(self.outcome)),
+                                       ("compile_s", self.compile_s, self.facts is not None)):
+            if not math.isfinite(cost) or cost < 0 or (takes_time and not cost):
+                raise InputError(f"{name} of variant {self.outcome.variant.key()!r} is {cost:g}; accepted is a number "
+                                 "above 0")
+
+
+def is_measured(outcome: Outcome) -> bool:
+    """True if the measuring process ran the variant: it was not skipped, and did not fail to compile."""
+    return not isinstance(outcome, Skipped) and not (isinstance(outcome, Failed) and outcome.stage == "compile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +120,11 @@ class Recording:
         timed = [(r.facts and r.facts.code_hash, r.outcome.timing.samples_ms)
                  for r in self.trials.get(task, {}).values() if isinstance(r.outcome, Timed)]
         return len(set(timed))
+
+    def changed_templates(self) -> list[str]:
+        """The recorded templates that have another kernel source now, or are not installed."""
+        return [name for name, environment in self.environments.items()
+                if name not in templates() or kernel_hash(name) != environment.kernel_hash]
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recording:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from recording_samples import CHUNK, DECODE, FASTEST, small_recording, unified
 
-from attention_tuner.kernel_templates.errors import ModelError, StoreError
+from attention_tuner.kernel_templates.errors import InputError, ModelError, StoreError
 from attention_tuner.kernel_templates.outcome import Timed, Wrong
+from attention_tuner.kernel_templates.sources import kernel_hash
 from attention_tuner.tuner.recording import Recording
 
 
@@ -68,6 +69,7 @@ def test_what_is_no_recording_is_refused_in_one_sentence(tmp_path: Path) -> None
         "version": json.dumps({**document, "schema_version": 2}).encode(),
         "column": json.dumps({**document, "tasks": [{**document["tasks"][0], "seconds": [1.0]}]}).encode(),
         "missing": json.dumps({n: v for n, v in document.items() if n != "gpu"}).encode(),
+        "cost": json.dumps({**document, "tasks": [{**document["tasks"][0], "seconds": [0.0] * 54}]}).encode(),
         "text": json.dumps({**document, "texts": ["timed"]}).encode(),
     }
     for name, data in spoilt.items():
@@ -84,6 +86,25 @@ def test_reading_a_recording_loads_no_torch(tmp_path: Path) -> None:
     script = ("import sys; from attention_tuner.tuner.recording import Recording; Recording.load(sys.argv[1]); "
               "sys.exit(bool({'torch', 'triton', 'optuna'} & sys.modules.keys()))")  # fmt: skip
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "small.json.gz")], check=True)
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"seconds": 0.0}, "seconds of variant 'unified:.*' is 0"),
+    ({"compile_s": 0.0}, "compile_s of variant 'unified:.*' is 0"),
+    ({"seconds": -1.0}, "seconds of variant .* is -1"),
+    ({"compile_s": math.nan}, "compile_s of variant .* is nan"),
+])
+def test_a_cost_that_is_no_time_is_refused(changes: dict[str, float], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        replace(small_recording().trials[CHUNK][unified()], **changes)
+
+
+def test_changed_templates_are_named() -> None:
+    recording = small_recording()
+    environment = replace(recording.environments["unified"], kernel_hash=kernel_hash("unified"))
+    assert recording.changed_templates() == ["unified"]
+    assert replace(recording, environments={"unified": environment}).changed_templates() == []
+    assert replace(recording, environments={"gone": environment}).changed_templates() == ["gone"]
 
 
 def test_twins_of_one_code_with_the_same_samples_were_measured_once() -> None:

@@ -13,7 +13,6 @@ from typer.main import get_command
 
 from ... import __version__
 from ...kernel_templates.errors import InputError, TunerError
-from . import commands_record
 from . import machine as commands_machine
 from . import reports as commands_report
 from . import store as commands_store
@@ -43,8 +42,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     commands_store.export,
     commands_store.import_,
     commands_verify.verify,
-    commands_record.record,
-    commands_record.recording,
     commands_machine.doctor,
 )
 for command in _COMMANDS:

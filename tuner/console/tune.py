@@ -71,8 +71,8 @@ def tune(
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Only say what would be tried, and how long it would take.")] = False,
     replay: Annotated[str | None, typer.Option(
-        metavar="NAME|FILE", help="Search a recording, shipped or made by record, and not a GPU: all that it holds of "
-                                  "the layers, batches and page sizes named. Nothing is stored.")] = None,
+        metavar="NAME|FILE", help="Search a recording instead of a GPU: all that it holds of the layers, batches and "
+                                  "page sizes named. Nothing is stored.")] = None,
     json: options.Json = False,
 ) -> None:
     """Search for the fastest variants, and store the best.

@@ -1,9 +1,8 @@
-"""Grids: declared parts of a search space, small enough to measure every variant of them.
+"""Grids: declared parts of a search space, small enough to measure every variant.
 
 A grid file is a JSON object with `name`, `description`, `spec` (an attention layer) and `parts`. A part has a
-`page_size`, a `suite` and the names of some of its `batches`, and `templates`: for each template the values to try by
-dimension. Its variants are all combinations that are valid for the layer. A dimension that is not named has its first
-choice.
+`page_size`, a `suite` and the names of some of its `batches`, and `templates`: for each template the values of some
+dimensions. Its variants are all combinations that are valid for the layer; other dimensions have their first choice.
 """
 
 from __future__ import annotations
@@ -15,25 +14,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ..kernel_templates.batch import Batch, BatchBucket
-from ..kernel_templates.errors import InputError, ModelError, TunerError
-from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.registry import templates, why_invalid
-from ..kernel_templates.spec import AttentionSpec
-from ..kernel_templates.template import Template
-from ..kernel_templates.variant import Value, Variant
-from .files import find, read_object
-from .suites import named_batches
+from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.errors import InputError, ModelError, TunerError
+from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.registry import templates, why_invalid
+from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import Template
+from attention_tuner.kernel_templates.variant import Value, Variant
+from attention_tuner.search_spaces.files import read_object
+from attention_tuner.search_spaces.suites import named_batches
+
+# The grids of this folder.
+GRIDS = Path(__file__).parent / "grids"
 
 Values = Mapping[str, tuple[Value, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class GridPart:
-    """Batches that share one page size and one grid: for each template the values to try by dimension."""
+    """Batches that share one page size and the values to try."""
 
     page_size: int
     batches: tuple[Batch, ...]
+    # Of each template, the values to try of every dimension.
     templates: Mapping[str, Values]
 
     def variants(self, spec: AttentionSpec, batch: Batch, gpu: Gpu) -> tuple[Variant, ...]:
@@ -64,12 +67,13 @@ class Grid:
                 raise InputError(f"{count} parts name batch {str(batch)!r} at pages of {page_size}; accepted is one")
 
 
-def grid(name_or_path: str) -> Grid:
-    """The shipped grid of that name, or the one in the JSON file at a path.
+def read_grid(name_or_path: str) -> Grid:
+    """Read the grid of that name in the folder `grids`, or else the JSON file at that path.
 
-    Raises `ModelError` when there is none, and an `InputError` that names the file when it is no grid.
+    Raises an `InputError` that names the file if it cannot be read as a grid.
     """
-    path = find(name_or_path, "grids", "grid")
+    named = GRIDS / f"{name_or_path}.json"
+    path = named if named.is_file() else Path(name_or_path).expanduser()
     document = read_object(path)
     try:
         parts = tuple(_part(part) for part in document["parts"])

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from fakes import FACTS, GPU, Bench, FakeWorker, environment
 from grid_samples import SMALL
+from grids import Grid, GridPart
+from ground_truth import code_of, grid_tasks, recording_of
+from recorder import Recorder
 
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.outcome import Failed, Skipped, StaticFacts, Timed, Wrong
 from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.search_spaces.grids import Grid, GridPart
-from attention_tuner.tuner.ground_truth import code_of, grid_tasks, recording_of
 from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
-from attention_tuner.tuner.recorder import Recorder
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.settings import Settings
 
@@ -62,19 +62,19 @@ def test_every_variant_is_measured_once_and_every_code_compiled_once(bench: Benc
     assert all(one.facts == FACTS for one in recorded)
 
 
-def test_later_variants_are_held_against_the_best_of_their_task(bench: Bench) -> None:
+def test_later_variants_are_compared_with_the_best_of_their_task(bench: Bench) -> None:
     record(bench)
     for task in TASKS:
         jobs = [job for job in measured(bench.worker) if job.task == task]
         times = [bench.worker.ms(job.variant) for job in jobs]
         best = [min(times[:count], default=None) for count in range(len(jobs))]
-        # As far as is known when a job is queued: the last ones may not be.
+        # The best when a job is queued: the last measurements may not have ended.
         assert jobs[0].rival_ms is None
         assert jobs[-1].rival_ms in best[-5:]
         assert best[-1] is not None
 
 
-def test_whatever_comes_of_a_variant_is_kept(bench: Bench) -> None:
+def test_every_kind_of_outcome_is_recorded(bench: Bench) -> None:
     fails, exceeds, wrong, hangs = sorted({code_of(v): v for v in TASKS[next(iter(TASKS))]}.values(), key=repr)[:4]
 
     def facts(variant: Variant) -> StaticFacts | Failed:
@@ -125,7 +125,7 @@ def test_time_that_is_up_before_the_first_trial_is_no_error(bench: Bench) -> Non
     assert not bench.worker.jobs
 
 
-def test_what_is_known_when_it_ends_badly_is_noted(bench: Bench) -> None:
+def test_costs_are_noted_when_the_run_is_interrupted(bench: Bench) -> None:
     bench.worker.faults = lambda v: "interrupt" if v.template == "fused" else ""
     with pytest.raises(KeyboardInterrupt):
         record(bench)

@@ -8,11 +8,11 @@ from typing import Any
 import jsonschema
 import pytest
 from recording_samples import CHUNK, DECODE, FASTEST, small_recording, unified
+from t4 import invalidity, t4_document, write_t4
 
 from attention_tuner.kernel_templates.outcome import Failed, Outcome, Timed
 from attention_tuner.tuner.processes.limit import Limit
 from attention_tuner.tuner.recording import Recorded
-from attention_tuner.tuner.t4 import invalidity, t4_document, write_t4
 
 RECORDING = small_recording()
 # What https://github.com/odgaard/TuningSchema, branch T4, results-schema.json asks of a result.
@@ -66,7 +66,7 @@ def test_a_result_has_the_samples_the_configuration_and_what_it_cost() -> None:
     assert {"name": "registers", "value": 64, "unit": ""} in best["measurements"]
 
 
-def test_why_a_variant_has_no_time_is_said_in_their_words() -> None:
+def test_reasons_without_a_time_are_named_in_the_words_of_t4() -> None:
     results = t4_document(RECORDING, DECODE)["results"]
     kinds = Counter((r["invalidity"], r["correctness"]) for r in results)
     assert kinds == {("correct", 1.0): 50, ("correctness", 0.0): 1, ("compile", 0.0): 1, ("runtime", 0.0): 1,
@@ -76,12 +76,12 @@ def test_why_a_variant_has_no_time_is_said_in_their_words() -> None:
     assert invalidity(hung) == "timeout"
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_facts_that_are_not_known_are_left_out() -> None:
     variant = unified()
     outcome = RECORDING.outcome(DECODE, variant)
     assert outcome is not None
     document = t4_document(
         RECORDING.__class__(RECORDING.grid, RECORDING.gpu, RECORDING.regime, RECORDING.environments,
-                            RECORDING.recorded_at, {DECODE: {variant: Recorded(outcome)}}), DECODE)
+                            RECORDING.recorded_at, {DECODE: {variant: Recorded(outcome, seconds=0.01)}}), DECODE)
     jsonschema.validate(document, SCHEMA)
     assert [m["name"] for m in document["results"][0]["measurements"]] == ["time", "plan_time", "worst_ratio"]

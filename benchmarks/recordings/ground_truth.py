@@ -1,30 +1,32 @@
-"""What is recorded of a grid: its tasks, its trials in the order in which they are made, and what is stored of them."""
+"""The trials of a grid: in which order they are made, and the recording of what is stored."""
 
 from __future__ import annotations
 
 import hashlib
 import random
+import statistics
 from collections.abc import Mapping
 
-from ..db.records import EnvironmentOf, Setting, TrialRecord
-from ..db.store import Store
-from ..kernel_templates.errors import InputError
-from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import Regime
-from ..kernel_templates.registry import template_of
-from ..kernel_templates.task import Task
-from ..kernel_templates.variant import Variant
-from ..search_spaces.grids import Grid
-from .recording import Recorded, Recording
+from grids import Grid
 
-# Under these names a run notes what its trials cost, by task and variant, and what its codes did.
+from attention_tuner.db.records import EnvironmentOf, Setting, TrialRecord
+from attention_tuner.db.store import Store
+from attention_tuner.kernel_templates.errors import InputError
+from attention_tuner.kernel_templates.gpu import Gpu
+from attention_tuner.kernel_templates.outcome import Regime
+from attention_tuner.kernel_templates.registry import template_of
+from attention_tuner.kernel_templates.task import Task
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.recording import Recorded, Recording, is_measured
+
+# The names in a run's settings under which it notes the seconds of its trials, by task and variant, and of its codes.
 TRIAL_SECONDS, COMPILE_SECONDS = "trial_seconds", "compile_seconds"
 
 Trial = tuple[Task, Variant]
 
 
 def grid_tasks(grid: Grid, gpu: Gpu) -> dict[Task, tuple[Variant, ...]]:
-    """The tasks of `grid` with their variants, in its order."""
+    """The tasks of `grid` with their variants, in the order of its file."""
     return {
         Task(grid.spec, batch, part.page_size): part.variants(grid.spec, batch, gpu)
         for part in grid.parts
@@ -33,10 +35,10 @@ def grid_tasks(grid: Grid, gpu: Gpu) -> dict[Task, tuple[Variant, ...]]:
 
 
 def ordered_codes(tasks: Mapping[Task, tuple[Variant, ...]]) -> list[tuple[Trial, ...]]:
-    """The trials of all tasks by the code that they share, in the order in which they are made.
+    """Group the trials of all tasks by the code that they share, in the order in which they are made.
 
-    Of each template and page size the codes are shuffled, and those of all are spread evenly over the list: a recording
-    that is cut short is a fair sample, and what each task's best takes is known early.
+    The codes of each template and page size are shuffled and spread evenly over the list. So a recording that is cut
+    short is a fair sample, and the best time of each task is known early.
     """
     codes: dict[str, list[Trial]] = {}
     for task, variants in tasks.items():
@@ -54,12 +56,15 @@ def ordered_codes(tasks: Mapping[Task, tuple[Variant, ...]]) -> list[tuple[Trial
 
 
 def code_of(variant: Variant) -> str:
-    """What variants that are compiled once have in common, on one layer and GPU."""
+    """The key of a variant's code: variants with the same key are compiled once for a layer and GPU."""
     return template_of(variant).code_key(variant)
 
 
 def recording_of(grid: Grid, gpu: Gpu, store: Store, regime: Regime, environment_of: EnvironmentOf) -> Recording:
-    """What is stored of `grid`, as one recording. Raises `InputError` where that is nothing."""
+    """Make a recording of the stored trials of `grid`.
+
+    Raises `InputError` if there are none, or if no run noted what its trials cost.
+    """
     costs = _Costs(store)
     trials: dict[Task, dict[Variant, Recorded]] = {}
     moments: list[str] = []
@@ -82,7 +87,10 @@ def recording_of(grid: Grid, gpu: Gpu, store: Store, regime: Regime, environment
 
 
 class _Costs:
-    """What the trials in `store` cost, as the runs that made them noted it; 0 where a run did not."""
+    """The seconds that the runs in `store` noted of trials and codes.
+
+    A run that was killed, or that was no recording, did not note all: such a trial or code counts as the median one.
+    """
 
     def __init__(self, store: Store) -> None:
         self._seconds: dict[int, dict[str, dict[str, float]]] = {}
@@ -92,24 +100,29 @@ class _Costs:
             # A later run finds the code in the cache.
             for code, seconds in settings.get(COMPILE_SECONDS, {}).items():
                 self._compile_s[code] = max(seconds, self._compile_s.get(code, 0.0))
+        noted = [s for tasks in self._seconds.values() for trials in tasks.values() for s in trials.values() if s]
+        self._usual_s = statistics.median(noted) if noted else 0.0
+        self._usual_compile_s = statistics.median(self._compile_s.values()) if self._compile_s else 0.0
 
     def recorded(self, task: Task, record: TrialRecord) -> Recorded:
         variant = record.outcome.variant
-        seconds = self._seconds.get(record.run_id, {}).get(task_name(task), {}).get(short_name(variant.key()), 0.0)
-        compile_s = self._compile_s.get(short_name(code_of(variant)), 0.0)
+        noted = self._seconds.get(record.run_id, {}).get(task_name(task), {})
+        seconds = noted.get(short_name(variant.key())) or (self._usual_s if is_measured(record.outcome) else 0.0)
+        is_compiled = record.facts is not None
+        compile_s = self._compile_s.get(short_name(code_of(variant))) or (self._usual_compile_s if is_compiled else 0.0)
         return Recorded(record.outcome, record.facts, compile_s, seconds)
 
 
 def setting_of(task: Task, gpu: Gpu, regime: Regime) -> Setting:
-    """Where the trials of `task` are stored."""
+    """The setting under which the trials of `task` are stored."""
     return Setting(task.spec, task.batch, task.page_size, gpu, regime)
 
 
 def task_name(task: Task) -> str:
-    """The name of `task` in a run's notes, beside tasks of the same layer."""
+    """The name of `task` in a run's notes, among tasks of the same layer."""
     return f"{task.page_size}:{task.batch}"
 
 
 def short_name(key: str) -> str:
-    """The name in a run's notes of what has this key."""
+    """The name of a key in a run's notes."""
     return hashlib.sha256(key.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Recording a ground truth: every variant of a grid is compiled, checked and timed, and each outcome is stored."""
+"""Recording a ground truth: compile, check and time every variant of a grid, and store each outcome."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from ..db.records import TrialRecord
-from ..kernel_templates.errors import InputError
-from ..kernel_templates.outcome import Failed, JobError, Outcome, Skipped, StaticFacts, Timed, Wrong
-from ..kernel_templates.task import Task
-from ..kernel_templates.variant import Variant
-from ..search_spaces.grids import Grid
-from .costs import Costs
-from .ground_truth import (
+from grids import Grid
+from ground_truth import (
     COMPILE_SECONDS,
     TRIAL_SECONDS,
     Trial,
@@ -25,31 +19,39 @@ from .ground_truth import (
     short_name,
     task_name,
 )
-from .measure.jobs import MeasureJob, PrepareJob
-from .run import Run
-from .search import EXCEEDS_SHARED_MEMORY, POLL_S
 
-# Codes that are compiled, or queued to be, for each process of the pool.
+from attention_tuner.db.records import TrialRecord
+from attention_tuner.kernel_templates.errors import InputError
+from attention_tuner.kernel_templates.outcome import Failed, JobError, Outcome, Skipped, StaticFacts, Timed, Wrong
+from attention_tuner.kernel_templates.task import Task
+from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.costs import Costs
+from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
+from attention_tuner.tuner.run import Run
+from attention_tuner.tuner.search import EXCEEDS_SHARED_MEMORY, POLL_S
+
+# Codes in the queue of the compile pool, for each of its processes.
 AHEAD = 3
-# Measurements that are queued: the worker never waits until an outcome is stored.
+# Measurements in the queue of the worker, so that it never waits until an outcome is stored.
 QUEUED = 4
-# How often what the trials cost is stored, and progress told.
+# Seconds between two notes of progress and costs.
 NOTE_S = 15.0
 
 @dataclass(slots=True)
-class _Flight:
-    """A measurement that is queued or under way; `seconds` are those that it had the worker for."""
+class _PendingTrial:
+    """A measurement that is queued or running."""
 
     task: Task
     variant: Variant
     facts: StaticFacts | None
     future: Future[Timed | Wrong | Failed]
+    # The time for which it had the worker.
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Makes the trials of `grid` that `run` does not find stored; `tell` is given a line of progress now and then."""
+    """Makes the trials of `grid` that are not stored yet; `tell` is called with a line of progress now and then."""
 
     grid: Grid
     run: Run
@@ -59,10 +61,10 @@ class Recorder:
     _waiting: list[tuple[Trial, ...]] = field(default_factory=list[tuple[Trial, ...]])
     _ready: deque[tuple[Task, Variant, StaticFacts | None]] = field(
         default_factory=deque[tuple[Task, Variant, StaticFacts | None]])
-    _flights: deque[_Flight] = field(default_factory=deque[_Flight])
+    _pending: deque[_PendingTrial] = field(default_factory=deque[_PendingTrial])
     _costs: dict[Task, Costs] = field(default_factory=dict[Task, Costs])
     _best_ms: dict[Task, float] = field(default_factory=dict[Task, float])
-    # By task and by code, under short names.
+    # Costs by task and variant, and by code, under short names.
     _seconds: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     _compile_s: dict[str, float] = field(default_factory=dict[str, float])
     _missing: int = 0
@@ -70,9 +72,9 @@ class Recorder:
     _busy_s: float = 0.0
 
     def record(self) -> int:
-        """Make the trials that are missing, until the time is up; how many are still missing then.
+        """Make the missing trials until the time is up, and return how many are still missing.
 
-        Raises `JobError` where the GPU cannot hold what the tasks share.
+        Raises `InputError` for a task without a valid variant, and `JobError` if the GPU cannot hold the inputs.
         """
         tasks = grid_tasks(self.grid, self.run.gpu)
         if not all(tasks.values()):
@@ -99,7 +101,7 @@ class Recorder:
         return tuple(variant for variant in variants if variant not in tried)
 
     def _prepare(self, tasks: list[Task]) -> bool:
-        """Make what the measurements share, while the first codes are compiled; whether there was time for that."""
+        """Make the inputs that measurements share, while the first codes are compiled; false if the time was up."""
         executor = self.run.executor
         executor.start()
         self._order()
@@ -120,19 +122,19 @@ class Recorder:
     def _make_trials(self) -> None:
         while self.run.seconds_left > 0:
             self._order()
-            self._collect(0.0 if self._flights or self._ready else min(POLL_S, self.run.seconds_left))
-            self._take_off()
-            if self._flights:
-                self._land()
+            self._collect(0.0 if self._pending or self._ready else min(POLL_S, self.run.seconds_left))
+            self._start_next()
+            if self._pending:
+                self._finish()
             elif not (self._codes or self._waiting):
                 break
             if self.run.executor.clock() >= self._noted_s + NOTE_S:
                 self._note()
-        for flight in self._flights:
-            flight.future.cancel()
+        for pending in self._pending:
+            pending.future.cancel()
 
     def _order(self) -> None:
-        """Have the next codes compiled."""
+        """Queue the next codes to compile."""
         builds = self.run.builds
         if builds is None:
             if self._codes and not self._ready:
@@ -144,7 +146,7 @@ class Recorder:
             self._waiting.append(trials)
 
     def _collect(self, wait_s: float) -> None:
-        """Sort what is compiled into trials that can be made, and what is an outcome already."""
+        """Turn compiled codes into trials to measure, or into outcomes if they cannot run."""
         builds = self.run.builds
         if builds is None or not self._waiting:
             return
@@ -167,45 +169,44 @@ class Recorder:
         else:
             self._ready.append((task, variant, compiled))
 
-    def _take_off(self) -> None:
+    def _start_next(self) -> None:
         """Queue measurements."""
         run = self.run
         worker = run.executor.worker
-        while self._ready and len(self._flights) < QUEUED:
+        while self._ready and len(self._pending) < QUEUED:
             task, variant, facts = self._ready.popleft()
             job = MeasureJob(task, variant, run.settings.samples, run.settings.seed, run.regime,
                              self._best_ms.get(task), "" if facts is None else facts.code_hash)
-            flight = _Flight(task, variant, facts, worker.submit(job, self._costs[task].limit_s, run.deadline))
-            flight.future.add_done_callback(self._ending(flight))
-            self._flights.append(flight)
+            pending = _PendingTrial(task, variant, facts, worker.submit(job, self._costs[task].limit_s, run.deadline))
+            pending.future.add_done_callback(self._ending(pending))
+            self._pending.append(pending)
 
-    def _ending(self, flight: _Flight) -> Callable[[object], None]:
+    def _ending(self, pending: _PendingTrial) -> Callable[[object], None]:
         def note_end(_: object) -> None:
             # Jobs end one after the other, and this is called before the next one ends.
             busy_s = self.run.executor.worker.busy_s
-            flight.seconds, self._busy_s = busy_s - self._busy_s, busy_s
+            pending.seconds, self._busy_s = busy_s - self._busy_s, busy_s
 
         return note_end
 
-    def _land(self) -> None:
-        """Store the outcome of the oldest measurement, unless the time ended it."""
-        flight = self._flights.popleft()
+    def _finish(self) -> None:
+        """Store the outcome of the oldest measurement, unless it was cut short by the end of the time."""
+        pending = self._pending.popleft()
         try:
-            outcome = flight.future.result()
+            outcome = pending.future.result()
         except JobError:
             return
         if isinstance(outcome, Failed) and self.run.seconds_left <= 0:
-            # A variant is not to blame for the end of the time.
             return
-        self._costs[flight.task].note(outcome, flight.seconds, flight.seconds)
-        self._store(flight.task, outcome, flight.facts, flight.seconds)
+        self._costs[pending.task].note(outcome, pending.seconds, pending.seconds)
+        self._store(pending.task, outcome, pending.facts, pending.seconds)
 
     def _store(self, task: Task, outcome: Outcome, facts: StaticFacts | None, seconds: float) -> None:
         run, variant = self.run, outcome.variant
         environment = run.executor.environment_of(variant.template, run.gpu)
         setting = setting_of(task, run.gpu, run.regime)
         run.store.add_trial(TrialRecord(run.run_id, setting, environment, outcome, facts))
-        self._seconds.setdefault(task_name(task), {})[short_name(variant.key())] = round(seconds, 4)
+        self._seconds.setdefault(task_name(task), {})[short_name(variant.key())] = float(f"{seconds:.4g}")
         self.counts[type(outcome).__name__.lower()] += 1
         self._missing -= 1
         self._learn(task, outcome)
@@ -216,12 +217,12 @@ class Recorder:
             self._best_ms[task] = min(ms, self._best_ms.get(task, ms))
 
     def _note(self) -> None:
-        """Store what the trials cost so far, and tell how far it is."""
+        """Store the costs of the trials so far, and tell the progress."""
         self._noted_s = self.run.executor.clock()
         self.run.store.finish_run(self.run.run_id, {TRIAL_SECONDS: self._seconds, COMPILE_SECONDS: self._compile_s})
         made = self.counts.total()
         spent = sum(sum(each.values()) for each in self._seconds.values())
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.counts.most_common())
         self.tell(f"{made} trials made ({kinds or 'none'}), {self._missing} missing; {len(self._compile_s)} codes "
-                  f"compiled, {len(self._codes) + len(self._waiting)} to come; {1e3 * spent / max(1, made):.0f} ms of "
-                  f"the GPU a trial; {self.run.seconds_left:.0f} s left")
+                  f"compiled, {len(self._codes) + len(self._waiting)} left; {1e3 * spent / max(1, made):.0f} ms of "
+                  f"GPU time a trial; {self.run.seconds_left:.0f} s left")

@@ -6,13 +6,8 @@ from pathlib import Path
 import pytest
 from fakes import FACTS, GPU, Bench, environment
 from grid_samples import DECODE, HYBRID, SMALL
-
-from attention_tuner.db.records import TrialRecord
-from attention_tuner.kernel_templates.errors import InputError
-from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing
-from attention_tuner.kernel_templates.task import Task
-from attention_tuner.search_spaces.grids import grid
-from attention_tuner.tuner.ground_truth import (
+from grids import read_grid
+from ground_truth import (
     COMPILE_SECONDS,
     TRIAL_SECONDS,
     code_of,
@@ -23,6 +18,11 @@ from attention_tuner.tuner.ground_truth import (
     short_name,
     task_name,
 )
+
+from attention_tuner.db.records import TrialRecord
+from attention_tuner.kernel_templates.errors import InputError
+from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.recording import Recorded
 
 REGIME = Regime("graph")
@@ -36,7 +36,7 @@ def test_every_task_of_a_grid_has_its_variants() -> None:
 
 
 def test_trials_that_share_a_code_are_made_together_and_templates_evenly() -> None:
-    declared = grid("hopper_llama_3_8b")
+    declared = read_grid("hopper_llama_3_8b")
     tasks = grid_tasks(declared, GPU)
     codes = ordered_codes(tasks)
     trials = [trial for each in codes for trial in each]
@@ -50,7 +50,7 @@ def test_trials_that_share_a_code_are_made_together_and_templates_evenly() -> No
     assert codes == ordered_codes(tasks)
 
 
-def test_a_recording_is_made_of_what_is_stored_with_what_it_cost(tmp_path: Path) -> None:
+def test_a_recording_holds_the_stored_trials_and_their_costs(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     tasks = grid_tasks(SMALL, GPU)
     task, (one, two, *_) = next(iter(tasks.items()))
@@ -72,13 +72,31 @@ def test_a_recording_is_made_of_what_is_stored_with_what_it_cost(tmp_path: Path)
     made = recording_of(SMALL, GPU, bench.store, REGIME, environment)
     assert made.trials == {task: {
         one: Recorded(outcome, FACTS, 3.0, 0.03),
-        two: Recorded(failed, FACTS, 3.0 if code_of(two) == code_of(one) else 0.0, 0.0025),
+        two: Recorded(failed, FACTS, 3.0, 0.0025),
     }}
     assert (made.grid, made.gpu, made.regime) == ("small", GPU, REGIME)
     assert made.environments == {"unified": environment("unified", GPU)}
     assert made.recorded_at[0] < made.recorded_at[1]
 
 
-def test_names_in_notes_tell_tasks_apart() -> None:
+def test_a_trial_whose_run_noted_no_cost_counts_as_the_median_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    task, variants = next(iter(grid_tasks(SMALL, GPU).items()))
+    noted, killed = bench.store.start_run({}), bench.store.start_run({})
+    for run_id, variant in zip((killed, noted, noted, noted), variants[:4], strict=True):
+        outcome = Timed(variant, Check(0.5), Timing((1.0,), REGIME))
+        bench.store.add_trial(TrialRecord(run_id, setting_of(task, GPU, REGIME), environment("unified", GPU), outcome,
+                                          FACTS))
+    with pytest.raises(InputError, match=r"seconds of variant 'unified:.*' is 0; accepted is a number above 0"):
+        recording_of(SMALL, GPU, bench.store, REGIME, environment)
+    seconds = {short_name(v.key()): cost for v, cost in zip(variants[1:4], (0.01, 0.02, 0.5), strict=True)}
+    codes = {short_name(code_of(variants[0])): 2.0}
+    bench.store.finish_run(noted, {TRIAL_SECONDS: {task_name(task): seconds}, COMPILE_SECONDS: codes})
+    made = recording_of(SMALL, GPU, bench.store, REGIME, environment).trials[task]
+    assert [made[v].seconds for v in variants[:4]] == [0.02, 0.01, 0.02, 0.5]
+    assert {made[v].compile_s for v in variants[:4]} == {2.0}
+
+
+def test_tasks_have_different_names_in_notes() -> None:
     tasks = [Task(SMALL.spec, batch, page) for batch in (DECODE, HYBRID) for page in (16, 32)]
     assert len(set(map(task_name, tasks))) == 4

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from grids import Grid, GridPart
+
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.search_spaces.grids import Grid, GridPart
 
 DECODE, HYBRID = Batch.parse("2x1@48"), Batch.parse("1x16@32,2x1@40")
 UNIFIED = {"block_m": (16,), "block_n": (16, 32), "num_segments": (1, 2), "num_warps": (2, 4), "num_stages": (2,)}

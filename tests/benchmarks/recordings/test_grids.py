@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grids import GRIDS, read_grid
 
-from attention_tuner.kernel_templates.batch import Batch, BatchBucket
+from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import InputError, ModelError
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.registry import template_of, templates, why_invalid
-from attention_tuner.search_spaces.files import shipped
-from attention_tuner.search_spaces.grids import grid
-from attention_tuner.search_spaces.space import survey
 
 H200 = Gpu("NVIDIA H200", (9, 0), 132, 232448, 62914560)
 SMALL: dict[str, Any] = {
@@ -43,7 +41,7 @@ def changed(**changes: object) -> dict[str, Any]:
 
 
 def test_a_grid_is_all_valid_combinations_settled_for_the_batch(tmp_path: Path) -> None:
-    small = grid(write(tmp_path, SMALL))
+    small = read_grid(write(tmp_path, SMALL))
     (part,) = small.parts
     decode, prefill = part.batches
     assert (str(decode), str(prefill), part.page_size) == ("4x1@65535", "1x8192@0", 32)
@@ -78,20 +76,20 @@ def test_a_grid_is_all_valid_combinations_settled_for_the_batch(tmp_path: Path) 
         ([], "no JSON object"),
     ],
 )
-def test_what_is_no_grid_is_refused_with_its_file(tmp_path: Path, document: object, says: str) -> None:
+def test_a_file_that_is_no_grid_is_refused_by_name(tmp_path: Path, document: object, says: str) -> None:
     with pytest.raises(InputError, match=says) as refused:
-        grid(write(tmp_path, document))
+        read_grid(write(tmp_path, document))
     assert "small.json" in str(refused.value)
 
 
 def test_a_grid_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ModelError, match="no grid and no file is called 'nosuch'; known are hopper_llama_3_8b"):
-        grid("nosuch")
+    with pytest.raises(ModelError, match=r"cannot read 'nosuch' as JSON: .*No such file"):
+        read_grid("nosuch")
 
 
-@pytest.mark.parametrize("name", shipped("grids"))
-def test_shipped_grids_hold_what_a_ground_truth_needs(name: str) -> None:
-    found = grid(name)
+@pytest.mark.parametrize("name", [path.stem for path in GRIDS.glob("*.json")])
+def test_the_grids_of_this_folder_have_enough_tasks_variants_and_templates(name: str) -> None:
+    found = read_grid(name)
     assert found.name == name
     counts: dict[tuple[Batch, int], int] = {}
     for part, batch in [(each, batch) for each in found.parts for batch in each.batches]:
@@ -99,7 +97,6 @@ def test_shipped_grids_hold_what_a_ground_truth_needs(name: str) -> None:
         counts[batch, part.page_size] = len(variants)
         assert {v.template for v in variants} == set(templates())
         assert default_variant(found.spec, batch, part.page_size) in variants
-        assert set(variants) <= set(survey(found.spec, BatchBucket.of(batch), part.page_size, H200).valid)
     at_16 = [batch for batch, page_size in counts if page_size == 16]
     assert len(set(at_16)) >= 5
     assert all(counts[batch, 16] >= 1500 for batch in at_16)

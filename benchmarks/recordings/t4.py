@@ -1,4 +1,4 @@
-"""A recording in the form that Kernel Tuner and others exchange results in: T4, version 1.0.0.
+"""A recording in T4 1.0.0, the format in which Kernel Tuner and other tools exchange results.
 
 Its schema: https://github.com/odgaard/TuningSchema, branch T4, results-schema.json. Times are in milliseconds.
 """
@@ -10,19 +10,19 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..kernel_templates.outcome import Failed, Outcome, Skipped, Timed, Wrong
-from ..kernel_templates.task import Task
-from .console.text import short
-from .processes.limit import EXCEEDED
-from .recording import Recorded, Recording
+from attention_tuner.kernel_templates.outcome import Failed, Outcome, Skipped, Timed, Wrong
+from attention_tuner.kernel_templates.task import Task
+from attention_tuner.tuner.console.text import short
+from attention_tuner.tuner.processes.limit import EXCEEDED
+from attention_tuner.tuner.recording import Recorded, Recording
 
 T4_VERSION = "1.0.0"
-# Of a batch, so many characters are in the name of a file.
+# Characters of the batch in a file name.
 NAME_LENGTH = 60
 
 
 def write_t4(recording: Recording, folder: Path) -> list[Path]:
-    """Write a file for each task of `recording` into `folder`, which is made where it is missing; the paths."""
+    """Write one file for each task of `recording` into `folder`, made if missing, and return the paths."""
     folder.mkdir(exist_ok=True)
     paths: list[Path] = []
     for number, task in enumerate(recording.tasks, 1):
@@ -33,7 +33,7 @@ def write_t4(recording: Recording, folder: Path) -> list[Path]:
 
 
 def t4_document(recording: Recording, task: Task) -> dict[str, Any]:
-    """What came of every variant recorded for `task`; what is specific to this project is under `metadata`."""
+    """The outcomes of all variants of `task`; `metadata` holds what T4 does not know."""
     return {
         "schema_version": T4_VERSION,
         "metadata": {
@@ -52,14 +52,14 @@ def _result(recording: Recording, recorded: Recorded) -> dict[str, Any]:
     outcome, variant = recorded.outcome, recorded.outcome.variant
     samples = list(outcome.timing.samples_ms) if isinstance(outcome, Timed) else []
     return {
-        # When the last trial ended: that of each is not recorded.
+        # The end of the last trial; that of each one is not recorded.
         "timestamp": recording.recorded_at[1],
         "configuration": {"template": variant.template, "page_size": variant.page_size, **variant.as_dict()},
         "objectives": ["time"],
         "times": {
             "compilation_time": 1e3 * recorded.compile_s,
             "runtimes": samples,
-            # Of the process that measures: checking and timing, setting up among them.
+            # The worker's time: setting up, checking and timing.
             "validation": max(0.0, 1e3 * recorded.seconds - sum(samples)),
         },
         "invalidity": invalidity(outcome),
@@ -69,7 +69,7 @@ def _result(recording: Recording, recorded: Recorded) -> dict[str, Any]:
 
 
 def invalidity(outcome: Outcome) -> str:
-    """What T4 calls the reason why `outcome` has no time, "correct" where it has one."""
+    """T4's word for the reason why `outcome` has no time, "correct" if it has one."""
     match outcome:
         case Timed():
             return "correct"
