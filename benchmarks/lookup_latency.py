@@ -19,7 +19,7 @@ import numpy as np
 import record
 import synthetic
 
-from attention_tuner.db import Answer, ConfigTable, Exported, LiveTable, Store, load_table, write_configs
+from attention_tuner.db import Answer, ConfigTable, LiveTable, Store, export_json, load_table
 from attention_tuner.db.engine import PATH_VARIABLE
 from attention_tuner.db.lookup import lookup
 from attention_tuner.kernel_templates.batch import BatchBucket
@@ -132,11 +132,9 @@ def cold_load(rows: int, repeats: int) -> dict[str, Any]:
         database, missing = f"{folder}/tuner.db", f"{folder}/none.db"
         with Store.open(database) as store:
             store.put_best(*configs)
-        for form in ("table", "json"):
-            write_configs(Exported(configs), f"{folder}/{form}", form)
+        export_json(configs, f"{folder}/json")
         places: dict[str, Callable[[], ConfigTable]] = {
             "database": lambda: load_table(database, gpu),
-            "table": lambda: load_table(missing, gpu, files=[f"{folder}/table"]),
             "json": lambda: load_table(missing, gpu, files=[f"{folder}/json"]),
         }
         for name, load in places.items():
@@ -188,7 +186,7 @@ def main() -> None:
         [name.removesuffix("_us").replace("_", " "), *(f"{found['summary'][name][q]:.3g}" for q in ("median", "p99"))]
         for name in ("bucket_us", "bucket_and_lookup_us")])
     print(f"loading {options.cold_rows} rows, milliseconds; import attention_tuner.db {found['import_ms']:.0f}")
-    loads = {name: found["cold_load"][name] for name in ("database", "table", "json")}
+    loads = {name: found["cold_load"][name] for name in ("database", "json")}
     record.print_table(("from", "median", "least", "CPU", "first lookup", "MB"), [
         [name, *(f"{load[key]:.1f}" for key in ("load_ms", "least_ms", "cpu_ms", "first_lookup_ms")),
          f"{load['bytes'] / 1e6:.1f}"] for name, load in loads.items()])

@@ -23,9 +23,6 @@ T = TypeVar("T")
 
 _SLOT = ("spec", "page_size", "gpu_name", "gpu_num_sms", "gpu_capability")
 
-COMPARED = len(_SLOT) + len(("bucket", "batch", "variant"))
-"""How many of `COLUMNS`, from the first, are read before a config is served."""
-
 # Of rows that are set aside together, so many are named.
 _NAMED = 20
 

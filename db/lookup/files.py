@@ -1,7 +1,4 @@
-"""Exports in any of their formats: native JSON, a folder of JSON files as vLLM has them, and a flat table of text.
-
-Where a lookup reads from, a database may stand in their place.
-"""
+"""Exports in both of their formats, one JSON file and a folder of JSON files; a lookup reads databases like them."""
 
 from __future__ import annotations
 
@@ -16,10 +13,9 @@ from ..checks import StoredChecks
 from ..rows import Rows, made
 from ..store import Store
 from .export import Exported, export_json, read_json
-from .flat import MARK, read_table, table_rows, write_table
 from .folder import read_folder, write_folder
 
-FORMATS = ("json", "folder", "table")
+FORMATS = ("json", "folder")
 
 
 def write_configs(exported: Exported, path: str | os.PathLike[str], form: str = "json") -> None:
@@ -30,10 +26,8 @@ def write_configs(exported: Exported, path: str | os.PathLike[str], form: str = 
     require_format(form)
     if form == "json":
         export_json(exported.configs, path, exported.losses)
-    elif form == "folder":
-        write_folder(exported.configs, path)
     else:
-        write_table(exported.configs, path)
+        write_folder(exported.configs, path)
 
 
 def require_format(form: str) -> None:
@@ -47,14 +41,14 @@ def read_configs(path: str | os.PathLike[str]) -> Exported:
     where = Path(path).expanduser()
     if where.is_dir():
         return Exported(read_folder(path))
-    return Exported(read_table(path)) if _is_table(where) else read_json(path)
+    return read_json(path)
 
 
 def rows_of(path: str | os.PathLike[str],
             judge: Callable[[BestConfig], BestConfig | None]) -> tuple[Rows[Any], Exported]:
     """The rows of an export in any format, or of a database, for a `ConfigTable`, and the rest of it.
 
-    Those of a table or a database are not read yet. `judge` says what is served, and so do a database's own checks.
+    Those of a database are not read yet. `judge` says what is served, and so do a database's own checks.
     """
     if is_database(str(path)):
         with Store.open(path, create=False) as store:
@@ -62,8 +56,6 @@ def rows_of(path: str | os.PathLike[str],
         own = StoredChecks(snapshot.checks, snapshot.name)
         rows = snapshot.rows(lambda config: (passed := own.judge(config)) and judge(passed), "file")
         return rows, Exported([], snapshot.losses())
-    if _is_table(Path(path).expanduser()):
-        return table_rows(path, judge), Exported([])
     exported = read_configs(path)
     return made(exported.configs, "file", judge), exported
 
@@ -71,10 +63,6 @@ def rows_of(path: str | os.PathLike[str],
 def is_database(path: str) -> bool:
     """Whether `path` is the URL of a database or an SQLite file."""
     return "://" in path or _begins(Path(path).expanduser(), b"SQLite format 3\0")
-
-
-def _is_table(path: Path) -> bool:
-    return _begins(path, MARK.encode())
 
 
 def _begins(path: Path, start: bytes) -> bool:

@@ -118,9 +118,8 @@ def export(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file, or for --format folder the folder, to write.")],
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
     form: Annotated[str, typer.Option(
-        "--format", metavar="json|folder|table",
-        help="json: with every sample; folder: a JSON file for each layer, page size and GPU, as vLLM has them; table: "
-             "a row of text for each config, for other languages.")] = "json",
+        "--format", metavar="json|folder",
+        help="json: one file; folder: a JSON file for each layer, page size and GPU, as vLLM has them.")] = "json",
     merge: Annotated[bool, typer.Option(
         "--merge", help="Keep what FILE holds where the database has nothing better, say why, and leave out what "
                         "cannot run any more.")] = False,

@@ -201,7 +201,7 @@ def test_the_database_comes_before_files_in_their_order_and_what_ships_last(
         (own, "database"), (first, "file"), (second, "file"), (shipped, "shipped")]
 
 
-@pytest.mark.parametrize("form", ["json", "folder", "table"])
+@pytest.mark.parametrize("form", ["json", "folder"])
 def test_a_file_that_is_cut_short_is_set_aside_with_one_warning(
     database: Path, tmp_path: Path, make_config: Make, form: str
 ):
@@ -215,7 +215,7 @@ def test_a_file_that_is_cut_short_is_set_aside_with_one_warning(
     assert table.lookup(config.shape.spec, BATCH, 16, config.gpu).source == "heuristic"
 
 
-@pytest.mark.parametrize("form", ["json", "folder", "table"])
+@pytest.mark.parametrize("form", ["json", "folder"])
 def test_a_file_about_another_gpu_answers_nothing_here(database: Path, tmp_path: Path, make_config: Make, form: str):
     config = make_config()
     write_configs(Exported([config]), tmp_path / "out", form)

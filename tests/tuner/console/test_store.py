@@ -301,7 +301,7 @@ def test_two_databases_are_merged_and_why_is_said(lines: Lines, tmp_path: Path) 
     assert json.loads(lines.out) == {"database": mine, "configs": 3, "dropped": []}
 
 
-@pytest.mark.parametrize("form", ["json", "folder", "table"])
+@pytest.mark.parametrize("form", ["json", "folder"])
 def test_every_format_is_imported_to_the_same_answers(lines: Lines, path: str, tmp_path: Path, form: str) -> None:
     exported, other = str(tmp_path / "out"), str(tmp_path / "other.db")
     assert lines.run("export", exported, "--format", form, "--db", path) == 0
@@ -316,7 +316,7 @@ def test_every_format_is_imported_to_the_same_answers(lines: Lines, path: str, t
 
 def test_an_unknown_format_is_refused(lines: Lines, path: str, tmp_path: Path) -> None:
     assert lines.run("export", str(tmp_path / "out"), "--format", "yaml", "--db", path) == 2
-    assert "unknown format 'yaml'; accepted are json, folder, table" in lines.err
+    assert "unknown format 'yaml'; accepted are json, folder" in lines.err
     assert not (tmp_path / "out").exists()
 
 
