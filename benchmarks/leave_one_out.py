@@ -23,7 +23,8 @@ import record
 
 from attention_tuner.db import Chain, Exported, Store, read_configs, shipped_configs, write_configs
 from attention_tuner.db.answer import REACH, Source
-from attention_tuner.db.losses import LeftOut, Loss, leave_one_out, pooled
+from attention_tuner.db.lookup.leave_one_out import LeftOut, leave_one_out, pooled
+from attention_tuner.db.losses import Loss
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import default_variant

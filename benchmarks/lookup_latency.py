@@ -19,9 +19,8 @@ import numpy as np
 import record
 import synthetic
 
-from attention_tuner.db import Answer, ConfigTable, LiveTable, Store, export_json, load_table
+from attention_tuner.db import Answer, ConfigTable, LiveTable, Store, export_json, load_table, lookup
 from attention_tuner.db.engine import PATH_VARIABLE
-from attention_tuner.db.lookup import lookup
 from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.outcome import BestConfig
 

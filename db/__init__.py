@@ -2,13 +2,11 @@
 
 from .answer import Answer, Chain, Origin, Source
 from .engine import default_path
-from .lookup.coverage import Coverage, Miss
-from .lookup.export import SCHEMA_VERSION, Exported, export_json, import_json
-from .lookup.files import read_configs, write_configs
+from .lookup.coverage import Coverage, Miss, read_misses, write_misses
+from .lookup.export import SCHEMA_VERSION, Exported, export_json, import_json, read_configs, write_configs
 from .lookup.live import LiveTable
 from .lookup.lookup import default_table, load_table, lookup, shipped_configs
 from .lookup.merge import merged
-from .lookup.misses import read_misses, write_misses
 from .lookup.table import ConfigTable
 from .records import EnvironmentOf, Setting, TrialRecord
 from .store import Store

@@ -1,8 +1,10 @@
-"""Connections to a database, and what goes wrong with one, in a sentence each."""
+"""Connections to a database, its schema and migrations, and one sentence for each thing that can go wrong."""
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from os import PathLike
@@ -10,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url
+from sqlalchemy import text as sql
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -18,8 +21,13 @@ from ..kernel_templates.errors import StoreError
 
 PATH_VARIABLE = "ATTENTION_TUNER_DB"
 
-# An execution option: a transaction that is going to write takes SQLite's write lock as it begins. One that read first
-# would be refused without waiting when another process had written in between.
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+# Named unlike Alembic's default, so that it tells our databases from those of other programs.
+VERSION_TABLE = "attention_tuner_version"
+
+# An execution option for transactions that write: they take SQLite's write lock when they begin. A transaction that
+# read first would be refused without waiting if another process had written in between.
 WRITES = {"writes": True}
 
 _CAUSES = {
@@ -31,16 +39,19 @@ _CAUSES = {
     "disk I/O error": "cannot be written: the disk is full, a limit on the file's size is reached, or the disk fails",
 }
 
+# Alembic keeps the migration that runs in a module global, so a process runs one at a time.
+_ALEMBIC = threading.Lock()
+
 
 def default_path() -> str:
-    """The path or URL of the user's database: the environment variable, or a file in the user's data folder."""
+    """The path or URL of the user's database: `ATTENTION_TUNER_DB`, or else a file in the user's data folder."""
     return os.environ.get(PATH_VARIABLE) or str(platformdirs.user_data_path("attention-tuner") / "tuner.db")
 
 
 def sqlite_path(where: str | PathLike[str]) -> Path | None:
-    """The file that `where`, a path or an SQLAlchemy URL, names; None for another kind of database.
+    """The file of the database `where`, a path or an SQLAlchemy URL; None for a database that is no file.
 
-    Raises `StoreError` for an empty name, a URL that cannot be read, and an SQLite database in memory.
+    Raises `StoreError` for an empty name, an unreadable URL, and an SQLite database in memory.
     """
     text = str(where)
     if not text.strip():
@@ -63,21 +74,34 @@ def sqlite_path(where: str | PathLike[str]) -> Path | None:
     return Path(str(url.database)).expanduser().absolute()
 
 
+def is_database(path: str) -> bool:
+    """True if `path` is the URL of a database or an SQLite file."""
+    if "://" in path:
+        return True
+    start = b"SQLite format 3\0"
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return file.read(len(start)) == start
+    except OSError:
+        # Whoever reads it next reports the error.
+        return False
+
+
 def shown_name(where: str | PathLike[str]) -> str:
-    """`where`, a path or an SQLAlchemy URL, as it may be shown: without a password. Raises as `sqlite_path` does."""
+    """The path or SQLAlchemy URL `where` without a password, to be shown. Raises as `sqlite_path` does."""
     path, text = sqlite_path(where), str(where)
     if path is not None:
         return text if "://" not in text else str(path)
     url = make_url(text)
-    # Drivers take it from the query as well.
+    # Drivers accept a password in the query as well.
     hidden = {name: "***" for name in url.query if "password" in name}
     return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 def make_engine(where: str | PathLike[str], *, read_only: bool, timeout_s: float) -> Engine:
-    """The engine for `where`, a path or an SQLAlchemy URL. Nothing is opened yet.
+    """The engine for `where`, a path or an SQLAlchemy URL. It opens nothing yet.
 
-    `timeout_s` is how long SQLite waits for another process's lock. Raises `StoreError` for a URL that cannot be used.
+    SQLite waits up to `timeout_s` seconds for another process's lock. Raises `StoreError` for an unusable URL.
     """
     path = sqlite_path(where)
     url = make_url(str(where)) if path is None else _sqlite_url(path, read_only)
@@ -93,7 +117,7 @@ def make_engine(where: str | PathLike[str], *, read_only: bool, timeout_s: float
 
 @contextmanager
 def translated(name: str) -> Generator[None]:
-    """Turns an SQLAlchemy error into a `StoreError`: one sentence about the database called `name`."""
+    """Turn an SQLAlchemy error into a `StoreError` of one sentence about the database called `name`."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -105,9 +129,9 @@ def translated(name: str) -> Generator[None]:
 def _sqlite_url(path: Path, read_only: bool) -> URL:
     if not read_only:
         return URL.create("sqlite", database=str(path))
-    # A file in WAL mode has two more beside it while it is open. Only a connection that might write removes them.
+    # An open file in WAL mode has two more files beside it, which only a connection that may write removes.
     query = {"mode": "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro", "uri": "true"}
-    # Where none can be made, the file must be declared to be at rest.
+    # If SQLite cannot make them, it reads the file only when told that nobody writes to it.
     if not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
         query["immutable"] = "1"
     return URL.create("sqlite", database=path.as_uri(), query=query)
@@ -116,11 +140,11 @@ def _sqlite_url(path: Path, read_only: bool) -> URL:
 def _prepare_sqlite(engine: Engine, read_only: bool, timeout_s: float) -> None:
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:  # pyright: ignore[reportUnusedFunction]
-        # The module's own way of beginning transactions is late and leaves out schema changes; ours is in on_begin.
+        # The module would begin transactions late and leave schema changes out of them, so `on_begin` begins them.
         connection.isolation_level = None
         connection.text_factory = lambda text: text.decode(errors="replace")  # pyright: ignore
         connection.execute("PRAGMA foreign_keys = ON")
-        # With a write-ahead log, what is committed outlives its process all the same, and a commit waits for no disk.
+        # With a write-ahead log a commit survives its process even so, and does not wait for the disk.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA busy_timeout = {round(timeout_s * 1000)}")
         connection.execute(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
@@ -129,3 +153,49 @@ def _prepare_sqlite(engine: Engine, read_only: bool, timeout_s: float) -> None:
     def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
         writes = connection.get_execution_options().get("writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def upgrade(connection: Connection, name: str) -> None:
+    """Bring the schema up to date within the transaction of `connection`; an empty database gets all tables.
+
+    Raises `StoreError` for another program's database and for a newer schema.
+    """
+    from alembic import command
+    from alembic.config import Config
+
+    if _is_current(connection, name):
+        return
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes.update(connection=connection, version_table=VERSION_TABLE)
+    with _ALEMBIC:
+        command.upgrade(config, "head")
+
+
+def require_current(connection: Connection, name: str) -> None:
+    """Raise `StoreError` unless the database is ours and its schema is this version's."""
+    if not _is_current(connection, name):
+        raise StoreError(f"database {name!r} is empty or of an older version; `attention-tuner tune` with this path "
+                         "makes it current")
+
+
+def _is_current(connection: Connection, name: str) -> bool:
+    tables = inspect(connection).get_table_names()
+    if tables and VERSION_TABLE not in tables:
+        raise StoreError(f"database {name!r} belongs to another program (it has a table {sorted(tables)[0]!r}); "
+                         "expected one made by attention-tuner, or a path where nothing is yet")
+    revision = connection.scalar(sql(f"SELECT version_num FROM {VERSION_TABLE}")) if tables else None
+    *_, head = known = revisions(MIGRATIONS)
+    if revision is not None and revision not in known:
+        raise StoreError(f"database {name!r} has schema {revision!r}, which is newer than this version of "
+                         f"attention-tuner; expected at most {head!r}")
+    return revision == head
+
+
+@functools.cache
+def revisions(folder: Path) -> tuple[str, ...]:
+    """The revisions in a folder of migrations, the latest last, from the beginnings of the files' names.
+
+    Alembic knows them as well, but importing it takes longer than loading a table.
+    """
+    return tuple(sorted(path.name.partition("_")[0] for path in (folder / "versions").glob("[0-9]*_*.py")))

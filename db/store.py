@@ -24,9 +24,8 @@ from ..kernel_templates.outcome import BestConfig, Environment, FullCheck, Regim
 from ..kernel_templates.registry import templates
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
-from . import migrate
 from .checks import FullCheckRow, FullChecks
-from .engine import WRITES, make_engine, shown_name, sqlite_path, translated
+from .engine import WRITES, make_engine, require_current, shown_name, sqlite_path, translated, upgrade
 from .losses import Loss, LossRow
 from .models import UNREADABLE, BestRow, RunRow, TrialRow
 from .records import EnvironmentOf, Setting, TrialRecord, spec_text, utc_now
@@ -270,10 +269,10 @@ class Store:
     def _prepare(self, create: bool) -> None:
         if not create:
             with translated(self.name), self._engine.begin() as connection:
-                migrate.require_current(connection, self.name)
+                require_current(connection, self.name)
             return
         with translated(self.name), self._engine.execution_options(**WRITES).begin() as connection:
-            migrate.upgrade(connection, self.name)
+            upgrade(connection, self.name)
         if self._engine.dialect.name == "sqlite":
             _use_write_ahead_log(self._engine)
 

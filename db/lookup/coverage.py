@@ -1,24 +1,31 @@
-"""Which questions a table was asked: how many were answered from each source, and which shapes are worth tuning."""
+"""Lookups counted by source, and the shapes that nothing was tuned for, as a file that `tune --from-misses` reads."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import ClassVar
 
 from ...kernel_templates.batch import Batch, BatchBucket
-from ...kernel_templates.errors import InputError
+from ...kernel_templates.errors import InputError, StoreError
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.spec import AttentionSpec
 from ..answer import SOURCES, Answer, Source
+from .fields import Field, read_document, replace_file
+
+MISSES_VERSION = 1
+
+_EXPECTED = f"expected a file of misses of version {MISSES_VERSION}, as `write_misses` writes it"
 
 Question = tuple[AttentionSpec, BatchBucket, int, Gpu]
-"""What a table is asked: a layer, a bucket of batches, a page size and a GPU."""
+"""A question to a table: a layer, a bucket of batches, a page size and a GPU."""
 
 
 def require_question(spec: object, asked: object, page_size: object, gpu: object) -> None:
-    """Raises `InputError` for what no table can be asked, such as a batch or a GPU as a text."""
+    """Raise `InputError` for arguments of another type than a lookup takes, such as a batch or a GPU as text."""
     wanted = (
         ("layer", spec, AttentionSpec, "an AttentionSpec"),
         ("batch", asked, (Batch, BatchBucket), "a Batch or a BatchBucket"),
@@ -32,51 +39,120 @@ def require_question(spec: object, asked: object, page_size: object, gpu: object
 
 
 class Asked:
-    """A question's answer, or why it is refused, those for batches that were tuned themselves, and how often each was
-    given."""
+    """The remembered answer to a question, with counts.
+
+    `exact` holds the answers for batches of the bucket that were tuned themselves, `refusal` the message of the
+    `NotTunedError` that a strict chain raises instead of answering.
+    """
 
     __slots__ = ("answer", "count", "exact", "exact_count", "refusal")
 
     def __init__(self, answer: Answer, exact: Mapping[Batch | BatchBucket, Answer], refusal: str | None) -> None:
         self.answer, self.exact, self.refusal = answer, exact, refusal
-        # Counted without a lock: of lookups in several threads at once a few may be missed.
+        # Counted without a lock, so a few lookups that several threads make at once may be missed.
         self.count = self.exact_count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A question that nothing was tuned for, `count` times asked, and where its answer came from."""
+    """A question that nothing was tuned for."""
 
     question: Question
+    # The source that answered it.
     source: Source
+    # How often it was asked.
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many lookups each source answered, and the misses, the most frequent first and at most `MISSES`.
+    """Counts of lookups by source, and the misses.
 
-    A miss is answered by a neighbour or the heuristic, and nothing is tuned for its bucket; one that a strict chain
-    refused counts as what it would have been answered by.
+    A miss is a question that a neighbour or the heuristic answered and whose bucket has no tuned config. A question
+    that a strict chain refused counts under the source that would have answered it.
     """
 
+    # Buckets that a table remembers before it starts anew.
     QUESTIONS: ClassVar[int] = 65536
+    # Misses that are kept at most.
     MISSES: ClassVar[int] = 1000
 
     counts: Mapping[Source, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
+    # The most frequent first.
     misses: tuple[Miss, ...] = ()
 
     def plus(self, asked: Mapping[Question, Asked]) -> Coverage:
-        """This coverage and that of the questions `asked` since."""
+        """This coverage with the questions `asked` added."""
         counts = dict(self.counts)
         missed = {miss.question: miss for miss in self.misses}
         for question, known in list(asked.items()):
             source = known.answer.source
             counts["exact"] += known.exact_count
             counts[source] += known.count
-            # What was tuned for a bucket and answers for its own batch only would win it again.
+            # A bucket whose config answers for its own batch only is no miss: tuning it again would find the same.
             if source in ("neighbour", "heuristic") and known.count and not known.exact:
                 before = missed[question].count if question in missed else 0
                 missed[question] = Miss(question, source, before + known.count)
         order = sorted(missed.values(), key=lambda miss: -miss.count)
         return Coverage(counts, tuple(order[: self.MISSES]))
+
+
+@dataclass(frozen=True, slots=True)
+class MissedShape:
+    """A shape to tune, read from a file of misses."""
+
+    gpu_name: str
+    spec: AttentionSpec
+    page_size: int
+    # A batch of the bucket that was asked for.
+    batch: Batch
+    source: Source
+    # How often its bucket was asked for.
+    count: int
+
+
+def write_misses(coverage: Coverage, path: str | os.PathLike[str]) -> int:
+    """Write the misses of `coverage` to `path`, the most frequent first, and return their number.
+
+    Each miss gets a batch that stands for its bucket. Raises `StoreError` and leaves the file unchanged if it cannot be
+    written.
+    """
+    misses = [
+        {"gpu": gpu.name, "spec": spec.key(), "page_size": page_size, "batch": str(bucket.sample()),
+         "bucket": bucket.key(), "source": miss.source, "count": miss.count}
+        for miss in coverage.misses for spec, bucket, page_size, gpu in [miss.question]
+    ]  # fmt: skip
+    lines = ",\n".join(f"  {json.dumps(miss)}" for miss in misses)
+    counts = json.dumps(dict(coverage.counts))
+    replace_file(path, f'{{"misses_version": {MISSES_VERSION},\n "lookups": {counts},\n "misses": [\n{lines}\n ]}}\n')
+    return len(misses)
+
+
+def read_misses(path: str | os.PathLike[str]) -> list[MissedShape]:
+    """The misses in a file that `write_misses` wrote.
+
+    Raises `StoreError` for any other file, naming the first unusable value.
+    """
+    document = read_document(path, _EXPECTED)
+    try:
+        parts = document.members(("misses_version", "lookups", "misses"))
+        if parts["misses_version"].whole() != MISSES_VERSION:
+            parts["misses_version"].refuse(str(MISSES_VERSION))
+        return [_miss(entry) for entry in parts["misses"].items()]
+    except StoreError as error:
+        raise StoreError(f"{str(path)!r} cannot be used: {error}; {_EXPECTED}") from error
+
+
+def _miss(entry: Field) -> MissedShape:
+    parts = entry.members(("gpu", "spec", "page_size", "batch", "bucket", "source", "count"))
+    spec, batch, source = parts["spec"].text(), parts["batch"].text(), parts["source"].text()
+    if source not in SOURCES:
+        parts["source"].refuse(f"one of {', '.join(SOURCES)}")
+    return MissedShape(
+        parts["gpu"].text(),
+        parts["spec"].made(lambda: AttentionSpec.parse(spec)),
+        parts["page_size"].whole(least=1),
+        parts["batch"].made(lambda: Batch.parse(batch)),
+        source,
+        parts["count"].whole(least=1),
+    )

@@ -1,12 +1,16 @@
-"""Values of a JSON document that anyone may have written: each knows where it stands, and is checked as it is read."""
+"""Checked reading of JSON documents that anyone may have written, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
 import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
 from ...kernel_templates.errors import StoreError, TunerError
@@ -16,22 +20,23 @@ T = TypeVar("T")
 MOST = 2**63 - 1
 """The largest whole number that a database holds."""
 
-# What no text of a database may have in it.
+# A database refuses texts that contain these.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One value and its place, such as `groups[0].configs[2].time.plan_ms`.
+    """One value of a JSON document, checked as it is read.
 
-    Every method raises `StoreError`, naming the place, the value and what would be accepted.
+    Every method raises `StoreError` for an unusable value, naming the place, the value and what is accepted.
     """
 
     value: object
+    # Path from the root of the document, such as `groups[0].configs[2].time.plan_ms`.
     place: str
 
     def members(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Field]:
-        """The members of an object that has all the `required` ones and at most the `optional` ones beside."""
+        """The members of an object that has every `required` name and no names but these and the `optional` ones."""
         found = self.mapping()
         required = list(required)
         for name in required:
@@ -72,23 +77,23 @@ class Field:
         return self.value
 
     def whole(self, least: int = 0) -> int:
-        """A whole number from `least` to `MOST`; neither 1.0 nor true is one."""
+        """A whole number from `least` to `MOST`; 1.0 and true are refused."""
         if type(self.value) is not int or not least <= self.value <= MOST:
             self.refuse(f"a whole number from {least} to {MOST}")
         return self.value
 
     def number(self, least: float = 0, most: float = MOST) -> float:
-        """A number from `least` to `most`; NaN and true are none."""
+        """A number from `least` to `most`; NaN and true are refused."""
         value = self.value
-        # A whole number may be beyond any float: it is compared first and converted then.
+        # A whole number may be too large for any float, so it is compared first and converted afterwards.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
             self.refuse(f"a number from {least:g} to {most:g}")
         return float(value)
 
     def numbers(self, least: float = 0, most: float = MOST) -> list[float]:
-        """The items of a list of numbers, each as `number` reads it."""
+        """The items of a list of numbers, each read like `number`."""
         values = self.value
-        # An export is mostly samples: a place is made up only for one that is refused.
+        # Most of an export is samples; making a `Field` for each would take most of the import's time.
         if isinstance(values, list):
             floats = cast(list[float], values)
             if all(type(value) is float and least <= value <= most for value in floats):
@@ -96,11 +101,11 @@ class Field:
         return [item.number(least, most) for item in self.items()]
 
     def optional(self, read: Callable[[Field], T]) -> T | None:
-        """What `read` makes of the value, None for null."""
+        """The value as `read` reads it, None for null."""
         return None if self.value is None else read(self)
 
     def moment(self) -> str:
-        """A time in UTC, ISO 8601, as it is written."""
+        """A time in UTC, as ISO 8601 text."""
         try:
             moment = datetime.fromisoformat(self.text())
         except ValueError:
@@ -110,7 +115,7 @@ class Field:
         return self.text()
 
     def made(self, make: Callable[[], T]) -> T:
-        """What `make` returns, for a record made of what stands here."""
+        """The record that `make` returns; its `TunerError` becomes a `StoreError` that names this place."""
         try:
             return make()
         except TunerError as error:
@@ -121,5 +126,44 @@ class Field:
         return f"{self.place}.{name}" if self.place else name
 
     def refuse(self, expected: str) -> NoReturn:
-        """Raise, because the value is not what was `expected`."""
+        """Raise `StoreError`: the value is not what was `expected`."""
         raise StoreError(f"{self.place!r} is {reprlib.repr(self.value)}; expected {expected}")
+
+
+def read_document(path: str | os.PathLike[str], expected: str) -> Field:
+    """The JSON document in the file `path`. Raises `StoreError`, which ends with the text `expected`."""
+    try:
+        document: object = json.loads(read_text(path, expected))
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{str(path)!r} is no complete JSON file: {error}; {expected}") from error
+    return Field(document, "")
+
+
+def read_text(path: str | os.PathLike[str], expected: str = "") -> str:
+    """The text of a UTF-8 file. Raises `StoreError`, which ends with the text `expected`."""
+    ending = f"; {expected}" if expected else ""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"{str(path)!r} cannot be read: {error.strerror}{ending}") from error
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{str(path)!r} is no text in UTF-8{ending}") from error
+    except (ValueError, RuntimeError) as error:
+        raise StoreError(f"{str(path)!r} cannot be read: {error}{ending}") from error
+
+
+def replace_file(path: str | os.PathLike[str], text: str) -> None:
+    """Replace the file `path` by `text` as a whole. Raises `StoreError` and leaves the file unchanged if it cannot."""
+    path = Path(path).expanduser().resolve()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        if path.exists() and not path.is_file():
+            raise StoreError(f"{str(path)!r} is no regular file; expected the path of a file to write")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise StoreError(f"{str(path)!r} cannot be written: {error.strerror}; expected the path of a file in a folder "
+                         "that exists and can be written") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -25,10 +25,9 @@ from ...kernel_templates.errors import StoreError
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import BestConfig, Environment
 from ...kernel_templates.spec import AttentionSpec
-from ..merit import merit
-from .export import config_from_json, config_to_json, environment_from_json, gpu_from_json, spec_from_json
-from .fields import Field
-from .text_files import read_text, replace_file
+from .documents import config_from_json, config_to_json, environment_from_json, gpu_from_json, spec_from_json
+from .fields import Field, read_document, replace_file
+from .merge import merit
 
 FOLDER_VERSION = 1
 
@@ -109,12 +108,9 @@ def read_folder(path: str | os.PathLike[str]) -> list[BestConfig]:
 
 
 def _read_file(path: Path) -> list[BestConfig]:
+    document = read_document(path, _EXPECTED)
     try:
-        document: object = json.loads(read_text(path, _EXPECTED))
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{str(path)!r} is no complete JSON file: {error}; {_EXPECTED}") from error
-    try:
-        configs = list(_configs(Field(document, "")))
+        configs = list(_configs(document))
     except StoreError as error:
         raise StoreError(f"{str(path)!r} cannot be imported: {error}; {_EXPECTED}") from error
     for config in configs:

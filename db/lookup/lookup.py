@@ -18,12 +18,11 @@ from ...kernel_templates.outcome import BestConfig, Environment
 from ...kernel_templates.spec import AttentionSpec
 from ..answer import Answer, Chain
 from ..checks import StoredChecks
-from ..engine import PATH_VARIABLE, default_path, sqlite_path
+from ..engine import PATH_VARIABLE, default_path, is_database, sqlite_path
 from ..losses import Loss, Losses
-from ..rows import Rows
+from ..rows import Rows, made
 from ..store import Store
-from .export import json_rows, read_json
-from .files import rows_of
+from .export import Exported, json_rows, read_configs, read_json
 from .table import ConfigTable
 
 SHIPPED = Path(__file__).parents[1] / "configs"
@@ -74,7 +73,7 @@ def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Seque
     places = [own] if own is not None else []
     for path in paths:
         with _set_aside("exported configs", named):
-            rows, exported = rows_of(path, checks.judge)
+            rows, exported = _rows_of(path, checks.judge)
             places.append(rows)
             if gpu is not None:
                 _warn_of_others(path, rows, {gpu.name, *(chain.like if chain else ())}, named)
@@ -132,6 +131,19 @@ def _shipped(gpu: Gpu | None, like: Sequence[str] = ()) -> list[Path]:
 def _is_of(path: Path) -> Callable[[Gpu], bool]:
     """Whether a GPU is of the model that a shipped file is called by."""
     return lambda gpu: gpu.slug == path.stem
+
+
+def _rows_of(path: str | os.PathLike[str],
+             judge: Callable[[BestConfig], BestConfig | None]) -> tuple[Rows[Any], Exported]:
+    """The rows of an export or of a database, for a `ConfigTable`, and the rest of it."""
+    if is_database(str(path)):
+        with Store.open(path, create=False) as store:
+            snapshot = store.snapshot()
+        own = StoredChecks(snapshot.checks, snapshot.name)
+        rows = snapshot.rows(lambda config: (passed := own.judge(config)) and judge(passed), "file")
+        return rows, Exported([], snapshot.losses())
+    exported = read_configs(path)
+    return made(exported.configs, "file", judge), exported
 
 
 @contextmanager

@@ -20,11 +20,11 @@ from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.template import leaves_keys_whole
 from ..answer import Answer, Chain, Origin, Source
 from ..losses import Losses
-from ..merit import merit
 from ..models import UNREADABLE
 from ..records import EnvironmentOf
 from ..rows import Row, Rows, Slot, made, set_aside
 from .coverage import Asked, Coverage, Question, require_question
+from .merge import merit
 
 __all__ = ["Answer", "Chain", "ConfigTable", "Origin", "Source"]
 

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from attention_tuner.db import Setting, Store, TrialRecord, export_json, load_table, read_configs, shipped_configs
-from attention_tuner.db.losses import leave_one_out
+from attention_tuner.db.lookup.leave_one_out import leave_one_out
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.outcome import BestConfig, Check, Regime, Timed, Timing
 from attention_tuner.search_spaces.suites import named_batches

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from attention_tuner.db import Setting, Store, TrialRecord
-from attention_tuner.db.migrate import MIGRATIONS
+from attention_tuner.db.engine import MIGRATIONS
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import StoreError
 from attention_tuner.kernel_templates.gpu import Gpu

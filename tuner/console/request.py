@@ -141,7 +141,7 @@ def missed_tasks(path: str, gpu: Gpu) -> tuple[Task, ...]:
 
     Raises `StoreError` when it is no such file, and `InputError` when it has none of this GPU.
     """
-    from ...db.lookup.misses import read_misses
+    from ...db.lookup.coverage import read_misses
 
     misses = read_misses(path)
     found = tuple(Task(miss.spec, miss.batch, miss.page_size) for miss in misses if miss.gpu_name == gpu.name)

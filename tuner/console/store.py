@@ -141,7 +141,7 @@ def export(
       attention-tuner export llama-3-8b.json
     """
     from ...db import Exported, Store, default_path, read_configs, write_configs
-    from ...db.lookup.files import require_format
+    from ...db.lookup.export import require_format
     from ...db.lookup.merge import Merge, merge_configs
     from ..portfolio import portfolios_of, served_configs
     from . import documents, portfolio_report
@@ -206,7 +206,7 @@ def import_(
       attention-tuner import llama-3-8b.json
     """
     from ...db import Exported, Store, default_path, read_configs
-    from ...db.lookup.files import is_database
+    from ...db.engine import is_database
     from ...db.lookup.merge import Merge, merge_configs
     from . import documents
     from . import output as report

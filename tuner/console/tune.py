@@ -169,7 +169,7 @@ class Request:
 def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -> None:
     from ...db import Store, default_path
     from ...db.engine import shown_name
-    from ...db.losses import measure_losses
+    from ...db.lookup.leave_one_out import measure_losses
     from ..run import executor_on
     from ..tune import refuse_large, refuse_long
     from ..tune import tune as search

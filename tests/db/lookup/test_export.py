@@ -15,12 +15,23 @@ from typing import Any
 import jsonschema
 import pytest
 
-from attention_tuner.db import SCHEMA_VERSION, ConfigTable, Store, export_json, import_json
+from attention_tuner.db import (
+    SCHEMA_VERSION,
+    ConfigTable,
+    Exported,
+    Store,
+    export_json,
+    import_json,
+    read_configs,
+    write_configs,
+)
+from attention_tuner.db.engine import is_database
 from attention_tuner.db.lookup import export as module
-from attention_tuner.db.lookup.export import read_json
+from attention_tuner.db.lookup.export import FORMATS, read_json
+from attention_tuner.db.lookup.lookup import _rows_of as rows_of
 from attention_tuner.db.losses import Loss
 from attention_tuner.kernel_templates.batch import Batch, Shape
-from attention_tuner.kernel_templates.errors import StoreError
+from attention_tuner.kernel_templates.errors import InputError, StoreError
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Verdict
 from attention_tuner.kernel_templates.spec import AttentionSpec
 
@@ -306,3 +317,57 @@ def test_an_impossible_loss_is_refused(tmp_path: Path, configs: list[BestConfig]
         read_json(tmp_path / "out.json")
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, SCHEMA)
+
+
+Make = Callable[..., BestConfig]
+HYBRID, LIKE_IT = "1x512@16384,63x1@32768", "1x513@16384,63x1@32768"
+ASKED = (HYBRID, LIKE_IT, "1x514@16384,63x1@32768", "1x2048@16384,63x1@32768", "64x1@9", "1x4096@0")
+
+
+@pytest.fixture
+def alike(make_config: Make) -> list[BestConfig]:
+    first = make_config(HYBRID)
+    return [
+        first, make_config(LIKE_IT, first.variant.replace(waves=4)), make_config("64x1@4096", full_check=False),
+        make_config(variant=replace(first.variant, page_size=128)),
+        make_config("8x512@16384", gpu=replace(first.gpu, name="NVIDIA H100")),
+    ]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_comes_back_to_the_same_lookups(tmp_path: Path, alike: list[BestConfig], form: str):
+    write_configs(Exported(alike), tmp_path / "out", form)
+    back = read_configs(tmp_path / "out").configs
+    assert len(back) == len(alike)
+    rows, _ = rows_of(tmp_path / "out", lambda config: config)
+    tables = [ConfigTable.of(alike), ConfigTable.of(back), ConfigTable([rows])]
+    for batch, config, page_size in itertools.product(ASKED, alike, (16, 128)):
+        answers = [table.lookup(config.shape.spec, Batch.parse(batch), page_size, config.gpu) for table in tables]
+        assert len({(answer.variant, answer.source, answer.distance, answer.stale) for answer in answers}) == 1
+
+
+def test_only_json_keeps_losses(tmp_path: Path, alike: list[BestConfig]):
+    losses = [Loss("NVIDIA H200", "bucket", 0.0, 2, 0.01)]
+    for form, kept in zip(FORMATS, (losses, []), strict=True):
+        write_configs(Exported(alike, losses), tmp_path / form, form)
+        assert read_configs(tmp_path / form).losses == kept
+    assert rows_of(tmp_path / "json", lambda config: config)[1].losses == losses
+
+
+def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path, alike: list[BestConfig]):
+    with pytest.raises(InputError, match="unknown format 'xml'; accepted are json, folder"):
+        write_configs(Exported(alike), tmp_path / "out", "xml")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_there_is_told(tmp_path: Path):
+    with pytest.raises(StoreError, match="cannot be read: No such file"):
+        read_configs(tmp_path / "none")
+
+
+def test_a_database_is_known_by_its_beginning(tmp_path: Path, alike: list[BestConfig]):
+    Store.open(tmp_path / "a.db").close()
+    write_configs(Exported(alike), tmp_path / "a.json")
+    asked = ("a.db", "a.json", "none", ".")
+    assert [is_database(str(tmp_path / name)) for name in asked] == [True, False, False, False]
+    assert is_database("postgresql://host/name")

@@ -25,7 +25,8 @@ Make = Callable[..., BestConfig]
 def nothing_ships(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "configs").mkdir()
     for name in ("lookup", "live"):
-        monkeypatch.setattr(importlib.import_module(f"attention_tuner.db.{name}"), "SHIPPED", tmp_path / "configs")
+        module = importlib.import_module(f"attention_tuner.db.lookup.{name}")
+        monkeypatch.setattr(module, "SHIPPED", tmp_path / "configs")
 
 
 def test_a_newer_snapshot_is_taken_when_there_is_one(store: Store, make_config: Make):

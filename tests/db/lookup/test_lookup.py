@@ -18,10 +18,10 @@ from attention_tuner.db import (
     default_table,
     export_json,
     load_table,
+    lookup,
     shipped_configs,
     write_configs,
 )
-from attention_tuner.db.lookup import lookup
 from attention_tuner.db.losses import Loss
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import InputError, StoreError

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from attention_tuner.db import merged
-from attention_tuner.db.lookup.merge import merge_configs
-from attention_tuner.kernel_templates.outcome import BestConfig, Regime
+from attention_tuner.db.lookup.merge import merge_configs, merit
+from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Timing
 from attention_tuner.kernel_templates.sources import kernel_hash
 
 Make = Callable[..., BestConfig]
@@ -91,3 +92,21 @@ def test_of_many_alike_every_one_that_is_not_kept_is_told_of(config: BestConfig)
     merge = merge_configs(three)
     assert merge.configs == [three[1]]
     assert [(choice.kept, choice.dropped) for choice in merge.choices] == [(three[1], three[0]), (three[1], three[2])]
+
+
+Make = Callable[..., BestConfig]
+
+
+def test_the_better_comes_first_whatever_the_order(make_config: Make):
+    def at(ms: float, regime: Regime = Regime("graph"), **changes: object) -> BestConfig:  # noqa: B008
+        return make_config(timing=Timing((ms,), regime), **changes)
+
+    ranked = [at(2.0), at(3.0), at(1.0, Regime("graph", "warm")), at(0.5, Regime("eager")), at(0.1, full_check=False)]
+    assert sorted(random.Random(0).sample(ranked, len(ranked)), key=merit) == ranked
+
+
+def test_what_takes_as_long_is_told_apart_by_what_it_is(make_config: Make):
+    config = make_config()
+    other = replace(config, variant=config.variant.replace(waves=4))
+    assert merit(config) != merit(other)
+    assert merit(config) == merit(replace(config, measured_at="2026-12-01T00:00:00+00:00"))

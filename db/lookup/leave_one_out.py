@@ -1,0 +1,78 @@
+"""Measured losses of lookups: each tuned shape is left out in turn and answered by the others."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...kernel_templates.batch import Batch
+from ...kernel_templates.outcome import BestConfig
+from ...kernel_templates.variant import Variant
+from ..answer import Answer, Chain, Source
+from ..losses import Loss, band
+from ..store import Store
+from .table import ConfigTable
+
+# Each shape that is left out needs a table of all the others, which takes some milliseconds.
+_MOST = 256
+
+TimesOf = Callable[[BestConfig], Mapping[Variant, float]]
+"""The median times in milliseconds of the variants that were timed in the setting of a config."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What the other configs answer for the batch of `config`, and the times there in milliseconds.
+
+    `served_ms` is None where the variant of `answer` was never timed there.
+    """
+
+    config: BestConfig
+    answer: Answer
+    served_ms: float | None
+    best_ms: float
+
+    @property
+    def loss(self) -> float | None:
+        """What `answer` loses there, None where that is not known."""
+        return None if self.served_ms is None else self.served_ms / self.best_ms - 1
+
+
+def leave_one_out(configs: Sequence[BestConfig], times_of: TimesOf, chain: Chain | None = None) -> list[LeftOut]:
+    """Each config of which times are known, left out with all others of its batch, and what is answered then."""
+    slots: dict[object, list[BestConfig]] = defaultdict(list)
+    for config in configs:
+        slots[config.shape.spec, config.variant.page_size, config.gpu.name, config.gpu.num_sms].append(config)
+    found: list[LeftOut] = []
+    for members in slots.values():
+        for config in members:
+            times = times_of(config)
+            if not times:
+                continue
+            table = ConfigTable.of((other for other in members if other.batch != config.batch), chain=chain)
+            answer = table.lookup(config.shape.spec, Batch.parse(config.batch), config.variant.page_size, config.gpu)
+            found.append(LeftOut(config, answer, times.get(answer.variant), min(times.values())))
+    return found
+
+
+def pooled(left_out: Iterable[LeftOut]) -> list[Loss]:
+    """The median losses by GPU model, source and distance, of those that are known."""
+    groups: dict[tuple[str, Source, float], list[float]] = defaultdict(list)
+    for each in left_out:
+        answer = each.answer
+        if each.loss is not None and answer.distance is not None:
+            groups[each.config.gpu.name, answer.source, band(answer.distance)].append(each.loss)
+    return [Loss(*group, len(losses), statistics.median(losses)) for group, losses in sorted(groups.items())]
+
+
+def measure_losses(store: Store, gpu_name: str) -> list[Loss]:
+    """Leave out in turn each shape that was tuned on a GPU model, and keep in `store` what is lost.
+
+    Of many, those that were measured last.
+    """
+    configs = sorted(store.best_configs(gpu_name=gpu_name), key=lambda config: config.measured_at)
+    losses = pooled(leave_one_out(configs[-_MOST:], store.times))
+    store.put_losses(gpu_name, losses)
+    return losses
