@@ -1,1 +1,1 @@
-"""What an engine calls on its way: the kernel with configs from the table, and a stand-in for vLLM's function."""
+"""Interface of an engine: attention with configs from the table, and a replacement for vLLM's function."""

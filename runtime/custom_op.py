@@ -1,6 +1,6 @@
-"""The launch as an operator that `torch.compile` takes as one opaque call.
+"""PyTorch operator of an attention's launch, which `torch.compile` takes as one opaque call.
 
-A graph holds numbers and tensors, no Python objects: the operator finds the attention to launch by its handle.
+A compiled graph holds numbers and tensors, no Python objects: the operator finds the attention by its handle.
 """
 
 # pyright: basic
@@ -22,23 +22,23 @@ SCHEMA = (
 
 
 class Launchable(Protocol):
-    """What can be launched by its handle."""
+    """Attention that the operator launches."""
 
     def launch(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
         out: torch.Tensor, lse: torch.Tensor | None, *features: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        """Write what is planned to `out` and `lse`; features in the order of the operator's arguments."""
+        """Launch the plan, writing `out` and `lse`; features in the order of the operator's arguments."""
         ...
 
 
 _handles = itertools.count(1)
-# Whoever made an attention owns it.
+# Weak, because the maker of an attention owns it.
 _by_handle: weakref.WeakValueDictionary[int, Launchable] = weakref.WeakValueDictionary()
 
 
 def register(attention: Launchable) -> int:
-    """A handle of `attention`, no other's in this process, for as long as `attention` is held elsewhere."""
+    """Give `attention` a handle, unique in this process and valid while `attention` is held elsewhere."""
     handle = next(_handles)
     _by_handle[handle] = attention
     return handle
@@ -62,4 +62,4 @@ hybrid_attention_op = torch.library.custom_op(NAME, _launch, mutates_args=("out"
 
 @hybrid_attention_op.register_fake
 def _(*_arguments: object, **_more: object) -> None:
-    """Nothing is returned: what it writes is given to it."""
+    """Return nothing: the operator writes into tensors that it is given."""

@@ -1,4 +1,4 @@
-"""The kernel as an engine calls it: planned once for each step, run once for each layer."""
+"""Attention as an engine calls it: planned once for each step, run once for each layer."""
 
 # pyright: basic
 from __future__ import annotations
@@ -9,23 +9,22 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 from numpy.typing import ArrayLike
 
-from ..kernel_templates.batch import MAX_SEQUENCES, MAX_TOKENS, Lengths
+from ..kernel_templates.batch import MAX_SEQUENCES, MAX_TOKENS
 from ..kernel_templates.errors import BatchError, SpecError
 from ..kernel_templates.launch.launcher import ANY, Tensors, check_tensor
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.template import PAGE_MULTIPLE
 from ..kernel_templates.variant import Variant
 from .custom_op import hybrid_attention_op, register
-from .launchers import Chooser, Launchers, from_default_table, present_place
-from .lengths import LengthBuffers, check_fits, read_lengths
-from .step import GraphPlan, Step
+from .launchers import Chooser, GraphPlan, Launchers, Step, from_default_table, present_place
+from .lengths import LengthBuffers, read_lengths
 
-# Shapes and strides that were found right; an engine has few.
+# Shapes and strides that passed the checks and are remembered; an engine has few.
 MOST_REMEMBERED = 4096
 
 
 class FeatureTensors(TypedDict, total=False):
-    """What a layer has only with a feature, as `Tensors` says."""
+    """Tensors that a layer needs only with a feature, as `Tensors` describes them."""
 
     sinks: torch.Tensor | None
     alibi_slopes: torch.Tensor | None
@@ -39,23 +38,23 @@ FEATURES = tuple(FeatureTensors.__annotations__)
 
 
 class HybridAttention:
-    """One kind of attention layer over a paged cache, in batches of at most `max_tokens` and `max_seqs`.
+    """One kind of attention layer over a paged KV cache, for batches of at most `max_tokens` and `max_seqs`.
 
-    `plan` once for each step, then `run` for each layer of this spec. On the CUDA device that is the current one when
-    this is made and whenever `run` is called, or on the CPU where Triton interprets. All steps and layers run on one
-    stream, from one thread at a time: they share plans and workspaces. Pages are of a multiple of 16 tokens. The first
-    runs compile: a step may do so after others, when another variant is chosen or its reduction has another shape.
-    `choose` says which variant to launch (default: `from_default_table`; of another table: `lambda *asked:
-    table.lookup(*asked).variant`). It is asked for the bucket of each step's batch, never for the batch, so that no
-    answer is of the source "exact".
+    Call `plan` once for each step, then `run` for each layer of this spec. It runs on the CUDA device that is current
+    when this is made, which must be current at each `run`, or on the CPU where Triton interprets. All steps and layers
+    run on one stream, from one thread at a time: they share plans and workspaces. Pages are a multiple of 16 tokens.
+    The first runs compile; a later step compiles when another variant is chosen or its reduction has another shape.
+    `choose` says which variant to launch (default: `from_default_table`; for another table: `lambda *asked:
+    table.lookup(*asked).variant`). It is asked for the bucket of a step, not for its batch, so that no answer has the
+    source "exact".
 
-    With `batch_invariant` one variant serves every batch and keys are cut by a sequence's own lengths, so that a row's
-    result depends, bit for bit, only on its own sequence: its queries, keys, values, query length and context length,
-    and not on the other sequences, their number or its place among them. (A sequence whose tokens come in other chunks
-    is another sequence.) Raises `GpuError` where there is no GPU and no interpreter.
+    With `batch_invariant` one variant serves every batch and keys are cut by a sequence's own lengths. A row's result
+    then depends, bit for bit, only on its own sequence: its queries, keys, values, query length and context length,
+    not on the other sequences, their number or its place among them. (A sequence whose tokens come in other chunks is
+    another sequence.) Raises `GpuError` where there is no GPU and no interpreter.
 
-    A captured graph: `plan_graph` for the largest batch that it is to serve, capture `run`, then before each replay
-    `GraphPlan.plan`. `torch.compile` takes `run` as one operator; `plan` stays outside.
+    For a CUDA graph: call `plan_graph` with the largest batch that the graph is to serve, capture `run`, then call
+    `GraphPlan.plan` before each replay. `torch.compile` takes `run` as one operator; `plan` stays outside.
     """
 
     def __init__(
@@ -70,52 +69,50 @@ class HybridAttention:
             if not _is_whole(limit, most):
                 raise BatchError(f"{name} must be a whole number from 1 to {most}, not {limit!r}")
         self.spec, self.page_size, self.max_tokens, self.max_seqs = spec, page_size, max_tokens, max_seqs
-        self.place = present_place()
-        self.device = self.place.device
+        place = present_place()
+        self.device = place.device
         self._index = self.device.index
-        self.launchers = Launchers(spec, page_size, (max_seqs, max_tokens), self.place, choose, batch_invariant)
+        self._launchers = Launchers(spec, page_size, (max_seqs, max_tokens), place, choose, batch_invariant)
         self._lengths = LengthBuffers(max_seqs, self.device)
         self._remembered: set[object] = set()
         self._dtypes = tuple(getattr(torch, name) for name in (spec.query_dtype, spec.cache_dtype, spec.dtype))
-        self._eager, self._step = Step(self), None
+        self._step: Step | None = None
         self.handle = register(self)
 
     @property
     def query_start_loc(self) -> torch.Tensor:
-        """[max_seqs + 1] int32: where the planned sequences' query tokens start, then their number, at one address."""
+        """First query token of each planned sequence, then their number: [max_seqs + 1] int32, at one address."""
         return self._lengths.query_start_loc
 
     @property
     def kv_lens(self) -> torch.Tensor:
-        """[max_seqs] int32: context and query tokens of the planned sequences, then 0, at one address."""
+        """Context and query tokens of each planned sequence, then 0: [max_seqs] int32, at one address."""
         return self._lengths.kv_lens
 
     @property
     def variant(self) -> Variant:
-        """The variant that `run` launches now. Raises `BatchError` before the first plan."""
+        """Variant that `run` launches now. Raises `BatchError` before the first plan."""
         return self._planned().launcher(return_lse=False).variant
 
     def plan(self, query_lens: ArrayLike, context_lens: ArrayLike) -> None:
-        """Plan the next step: for each sequence its query tokens, and its tokens that are in the cache before them.
+        """Plan the next step from each sequence's query tokens, and its tokens that are in the cache before them.
 
-        Sequences, arrays or tensors of integers on the host, which are copied. `run` expects the keys and values of the
-        query tokens in the cache as well. Nothing waits for the device. Raises `BatchError` beyond the limits.
+        Lengths are lists, arrays or tensors of integers on the host, which are copied. `run` expects the keys and
+        values of the query tokens in the cache as well. Nothing waits for the GPU. Raises `BatchError` beyond the
+        limits.
         """
-        lengths = self.checked(query_lens, context_lens)
-        self.check_not_capturing()
-        self._eager.begin(lengths)
-        self.use(self._eager)
+        self._activate(Step(self._launchers, read_lengths(query_lens, context_lens, self.max_seqs, self.max_tokens)))
 
     def plan_graph(self, query_lens: ArrayLike, context_lens: ArrayLike) -> GraphPlan:
-        """Plan the largest batch that a graph captured next is to serve, and choose its variant by it.
+        """Plan the largest batch that a graph captured next is to serve, and choose its variant for it.
 
-        The graph serves every batch with no more sequences and query tokens, of lengths up to what the block table
-        that is captured has pages for; in a batch-invariant attention up to the longest here. `run` once before the
-        capture, as with any Triton kernel: the first launches compile.
+        The graph serves every batch with no more sequences and query tokens, whose lengths the captured block table has
+        pages for; in a batch-invariant attention no longer than the longest here. `run` once before the capture, as
+        with any Triton kernel: the first launches compile.
         """
-        self.check_not_capturing()
-        planned = GraphPlan(self, self.checked(query_lens, context_lens))
-        self.use(planned)
+        largest = read_lengths(query_lens, context_lens, self.max_seqs, self.max_tokens)
+        planned = GraphPlan(self._launchers, largest, self._activate)
+        self._activate(planned)
         return planned
 
     @overload
@@ -134,12 +131,13 @@ class HybridAttention:
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
         out: torch.Tensor | None = None, return_lse: bool = False, **features: Unpack[FeatureTensors],
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """Launch what was planned last on one layer's tensors, on the current stream: out, or with it the log-sum-exp.
+        """Launch the latest plan on one layer's tensors, on the current stream: `out`, or `(out, lse)`.
 
-        Tensors as `Tensors` says; `features` are those of them that the layer needs. q and out may have more rows
-        than query tokens are planned, and block_table more than sequences: what is past them is left alone. Without
-        `out` a new tensor. lse: [num_tokens, num_q_heads] float32. Raises `SpecError` for tensors that are not the
-        layer's, features that it does not take and another current device, and `BatchError` for too few rows.
+        `Tensors` describes the tensors; `features` are those that the layer needs. q and out may have more rows than
+        query tokens are planned, and block_table more than sequences: the rows past them are left alone. Without `out`
+        a new tensor is made. lse: the log-sum-exp [num_tokens, num_q_heads] float32. Raises `SpecError` for tensors
+        that do not fit the layer, for features that it does not take and for another current device, and `BatchError`
+        for too few rows.
         """
         if not isinstance(q, torch.Tensor):
             raise SpecError(f"q must be a tensor, not {type(q).__name__}")
@@ -161,7 +159,7 @@ class HybridAttention:
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
         out: torch.Tensor, lse: torch.Tensor | None, *features: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        """`run` into given tensors; features in the order of `FeatureTensors`."""
+        """Run into given tensors, as the operator that `torch.compile` sees; features in `FeatureTensors`' order."""
         step = self._planned()
         self._check(q, k_cache, v_cache, block_table, out)
         if self._index is not None and torch.cuda.current_device() != self._index:
@@ -171,33 +169,16 @@ class HybridAttention:
         mask = features[-1]
         if isinstance(mask, torch.Tensor) and mask.dim():
             rows = min(rows, mask.shape[0])
-        keys = pages * self.page_size
-        check_fits(step.lengths, rows, seqs, keys)
-        if isinstance(step, GraphPlan) and self._is_capturing():
-            step.note_captured(rows, seqs, keys)
+        step.check_fits(rows, seqs, pages * self.page_size)
         lengths = self._lengths
         step.launcher(lse is not None).run(Tensors(
             q, k_cache, v_cache, block_table, lengths.query_start_loc, lengths.kv_lens, out, *features, lse=lse
         ))
 
-    # What follows is for the plans.
-
-    def checked(self, query_lens: ArrayLike, context_lens: ArrayLike) -> Lengths:
-        """These lengths. Raises `BatchError` for what is beyond the limits."""
-        return read_lengths(query_lens, context_lens, self.max_tokens, self.max_seqs)
-
-    def use(self, step: Step) -> None:
+    def _activate(self, step: Step) -> None:
         """Let `run` launch `step` from now on."""
         self._lengths.write(step.lengths)
         self._step = step
-
-    def check_not_capturing(self) -> None:
-        """Raise `BatchError` while the current stream is captured: a graph would repeat this step's plan."""
-        if self._is_capturing():
-            raise BatchError("a step cannot be planned while a graph is captured: plan, and run once, before")
-
-    def _is_capturing(self) -> bool:
-        return self._index is not None and torch.cuda.is_current_stream_capturing()
 
     def _planned(self) -> Step:
         if self._step is None:
@@ -208,13 +189,13 @@ class HybridAttention:
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
         out: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Raise `SpecError` for tensors that are not the layer's. What was right once is not looked at again."""
+        """Raise `SpecError` for tensors that do not fit the layer. Layouts that passed before are not checked again."""
         given = (q, k_cache, v_cache, block_table, out)
         try:
             signature = (q.shape[1:], k_cache.shape[1:], v_cache.shape[1:], out.shape[1:], block_table.dim(),
                          k_cache.shape[0] == v_cache.shape[0], *[(t.dtype, t.device, t.stride(-1)) for t in given])
         except (AttributeError, IndexError):
-            # No tensor, or none with an axis: what follows says which.
+            # Something is not a tensor, or has no axis: the checks below name it.
             signature = None
         if signature in self._remembered:
             return
@@ -236,5 +217,5 @@ class HybridAttention:
 
 
 def _is_whole(number: object, most: int) -> bool:
-    """Whether `number` is an integer, a bool aside, from 1 to `most`."""
+    """True if `number` is an integer from 1 to `most`, and no bool."""
     return isinstance(number, Integral) and not isinstance(number, bool) and 1 <= int(number) <= most

@@ -1,4 +1,4 @@
-"""Which launcher runs a step: the variant that is chosen for it, with room for it, and a workspace shared by all."""
+"""Launchers of one layer: a variant chosen for each step, room reserved for it, and planned steps that launch it."""
 
 # pyright: basic
 from __future__ import annotations
@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from numpy.typing import ArrayLike
 
 from ..db.lookup.lookup import lookup
 from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket, Lengths
-from ..kernel_templates.errors import GpuError, VariantError
+from ..kernel_templates.errors import BatchError, GpuError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.heuristic import candidates
 from ..kernel_templates.launch.cache_keys import settled_launcher
@@ -23,31 +24,43 @@ from ..kernel_templates.limits import next_power_of_two
 from ..kernel_templates.registry import template_of
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
+from .lengths import check_fits, read_lengths
 
 Chooser = Callable[[AttentionSpec, BatchBucket, int, Gpu], Variant]
-"""Says which variant to launch for batches of a bucket, with pages of so many tokens, on a GPU."""
+"""Chooses the variant to launch: `choose(spec, bucket, page_size, gpu)`."""
 
-# The most keys of a segment of short and of long sequences in a batch-invariant attention. Fewer give a lone sequence
-# more programs, and more partial results to write and merge.
+# The most keys of a segment of short and of long sequences in a batch-invariant attention. Fewer keys give a lone
+# sequence more programs, but more partial results to write and merge.
 FIXED_SPLIT = (1024, 8192)
-# The batch that a batch-invariant attention's one variant is chosen for, as far as its limits allow.
+# The batch that the one variant of a batch-invariant attention is chosen for, cut to the attention's limits.
 USUAL_SEQS, USUAL_CHUNK, USUAL_CONTEXT = 64, 512, 8192
 
 
 def from_default_table(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
-    """The variant of `db.lookup`: the user's own database, what ships, then the heuristic."""
+    """Variant that `db.lookup` answers: from the user's database, the shipped configs or the heuristic."""
     return lookup(spec, bucket, page_size, gpu).variant
 
 
 class Place(NamedTuple):
-    """A device and what it is."""
+    """Device that an attention runs on."""
 
+    # The CUDA device, or the CPU where Triton interprets.
     device: torch.device
+    # The GPU that this device is, or the interpreter.
     gpu: Gpu
+
+    def check_not_capturing(self) -> None:
+        """Raise `BatchError` while the current stream is captured: a graph would repeat one step's plan."""
+        if self.is_capturing():
+            raise BatchError("a step cannot be planned while a graph is captured: plan, and run once, before")
+
+    def is_capturing(self) -> bool:
+        """True while a CUDA graph is captured on the current stream."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def present_place() -> Place:
-    """The current CUDA device, or the CPU where Triton interprets. Raises `GpuError` where there is neither."""
+    """Find the current CUDA device, or the CPU where Triton interprets. Raises `GpuError` where there is neither."""
     if INTERPRETED:
         return Place(torch.device("cpu"), INTERPRETER)
     if not torch.cuda.is_available():
@@ -56,7 +69,7 @@ def present_place() -> Place:
     return Place(device, _gpu(device))
 
 
-# Asking for the driver's version starts a program.
+# Cached, because asking for the driver's version starts a program.
 @functools.cache
 def _gpu(device: torch.device) -> Gpu:
     gpu = present_gpu()
@@ -76,7 +89,8 @@ class Launchers:
         self, spec: AttentionSpec, page_size: int, limits: tuple[int, int], place: Place, choose: Chooser,
         batch_invariant: bool,
     ) -> None:  # fmt: skip
-        self._spec, self._page_size, self._place, self._choose = spec, page_size, place, choose
+        self._spec, self._page_size, self._choose = spec, page_size, choose
+        self.place, self.limits = place, limits
         self._max_seqs, self._max_tokens = limits
         self._eager: dict[Variant, Launcher] = {}
         self.workspace = Workspace()
@@ -94,7 +108,7 @@ class Launchers:
             seqs, tokens = (max(old, next_power_of_two(new)) for old, new in
                             zip(reserved, (step.num_seqs, step.num_tokens), strict=True))
             before = self.workspace.generation
-            launcher.reserve(min(seqs, self._max_seqs), min(tokens, self._max_tokens), self._place.device)
+            launcher.reserve(min(seqs, self._max_seqs), min(tokens, self._max_tokens), self.place.device)
             if self.workspace.generation != before:
                 # The others would keep the memory that was outgrown.
                 self._eager.clear()
@@ -105,28 +119,106 @@ class Launchers:
         """A new launcher with room for every step that is no larger than `largest`."""
         launcher = self._make(self._variant(largest, return_lse))
         launcher.longest_kv = largest.longest_kv
-        launcher.reserve(largest.num_seqs, largest.num_tokens, self._place.device)
+        launcher.reserve(largest.num_seqs, largest.num_tokens, self.place.device)
         return launcher
 
     def _make(self, variant: Variant) -> Launcher:
-        launcher = settled_launcher(variant, self._spec, self._place.gpu)
+        launcher = settled_launcher(variant, self._spec, self.place.gpu)
         launcher.workspace = self.workspace
         launcher.fixed_split = FIXED_SPLIT if self._usual else None
         return launcher
 
     def _variant(self, step: Lengths, return_lse: bool) -> Variant:
-        """The variant chosen for a step; the likeliest other one where that cannot write a log-sum-exp and must."""
+        """Choose the variant of a step; if it must write a log-sum-exp and cannot, the heuristic's first that can."""
         bucket = self._usual or BatchBucket.of(step)
-        variant = self._choose(self._spec, bucket, self._page_size, self._place.gpu)
+        variant = self._choose(self._spec, bucket, self._page_size, self.place.gpu)
         if variant.page_size != self._page_size:
             raise VariantError(f"variant {variant.key()!r} was chosen for pages of {self._page_size}")
         if not return_lse or template_of(variant).writes_lse:
             return variant
-        others = candidates(self._spec, bucket, self._page_size, self._place.gpu)
-        return next(other for other in others if template_of(other).writes_lse)
+        for other in candidates(self._spec, bucket, self._page_size, self.place.gpu):
+            if template_of(other).writes_lse:
+                return other
+        raise VariantError(f"no variant that writes a log-sum-exp is valid for layer {self._spec.key()} on "
+                           f"{self.place.gpu.name}, with pages of {self._page_size}")
 
     def _usual_bucket(self) -> BatchBucket:
         seqs = min(USUAL_SEQS, self._max_seqs, self._max_tokens)
         chunk = min(USUAL_CHUNK, self._max_tokens - (seqs - 1))
         first = chunk if chunk > SHORT_QUERY else 1
         return BatchBucket.of(Batch(((first, USUAL_CONTEXT), *(((1, USUAL_CONTEXT),) * (seqs - 1)))))
+
+
+class Step:
+    """Planned step.
+
+    A template that writes no log-sum-exp gets a second launcher, of one that does, when the first is asked for.
+    """
+
+    def __init__(self, launchers: Launchers, lengths: Lengths) -> None:
+        self.lengths = lengths
+        self._launchers = launchers
+        self._without_lse = self._planned(return_lse=False)
+        self._with_lse = self._without_lse if template_of(self._without_lse.variant).writes_lse else None
+
+    def launcher(self, return_lse: bool) -> Launcher:
+        """Planned launcher: one that writes the log-sum-exp, or the one chosen for the step, which need not."""
+        if not return_lse:
+            return self._without_lse
+        if self._with_lse is None:
+            self._with_lse = self._planned(return_lse=True)
+        return self._with_lse
+
+    def check_fits(self, rows: int, seqs: int, keys: int) -> None:
+        """Raise `BatchError` where the tensors of a run are too small, as `lengths.check_fits` does."""
+        check_fits(self.lengths, rows, seqs, keys)
+
+    def _planned(self, return_lse: bool) -> Launcher:
+        place = self._launchers.place
+        place.check_not_capturing()
+        launcher = self._made(return_lse)
+        launcher.plan(self.lengths, place.device)
+        return launcher
+
+    def _made(self, return_lse: bool) -> Launcher:
+        return self._launchers.eager(self.lengths, return_lse)
+
+
+class GraphPlan(Step):
+    """Plan of one captured graph: its variant, addresses and grid stay those of the largest step.
+
+    A replay reads the tensors that `run` was captured with, so that every step must fit into them.
+    """
+
+    def __init__(self, launchers: Launchers, largest: Lengths, activate: Callable[[Step], None]) -> None:
+        self._largest = largest
+        self._activate = activate
+        # Query rows, sequences and keys that all captured tensors have room for; None before a capture.
+        self._captured: tuple[int, int, int] | None = None
+        super().__init__(launchers, largest)
+
+    def plan(self, query_lens: ArrayLike, context_lens: ArrayLike) -> None:
+        """Plan the step that the captured graph is replayed for next; lengths as in `HybridAttention.plan`.
+
+        Raises `BatchError` for more sequences or query tokens than the largest step has or the captured tensors have
+        rows for, and for a sequence longer than the captured block table has pages for or, in a batch-invariant
+        attention, than the longest of the largest step.
+        """
+        lengths = read_lengths(query_lens, context_lens, *self._launchers.limits)
+        if self._captured:
+            check_fits(lengths, *self._captured)
+        self._launchers.place.check_not_capturing()
+        for launcher in {id(each): each for each in (self._without_lse, self._with_lse) if each}.values():
+            launcher.plan(lengths, self._launchers.place.device)
+        self.lengths = lengths
+        self._activate(self)
+
+    def check_fits(self, rows: int, seqs: int, keys: int) -> None:
+        """See `Step.check_fits`; in a capture, remember the least room of all captured tensors."""
+        super().check_fits(rows, seqs, keys)
+        if self._launchers.place.is_capturing():
+            known = self._captured or (rows, seqs, keys)
+            self._captured = min(known[0], rows), min(known[1], seqs), min(known[2], keys)
+
+    def _made(self, return_lse: bool) -> Launcher:
+        return self._launchers.for_graph(self._largest, return_lse)

@@ -14,10 +14,10 @@ from ..kernel_templates.errors import BatchError
 from ..kernel_templates.launch.upload import Upload
 
 
-def read_lengths(query_lens: ArrayLike, context_lens: ArrayLike, max_tokens: int, max_seqs: int) -> Lengths:
+def read_lengths(query_lens: ArrayLike, context_lens: ArrayLike, max_seqs: int, max_tokens: int) -> Lengths:
     """Copy the lengths of a step from lists, arrays or tensors of integers on the host [num_seqs].
 
-    Raises `BatchError` for anything else, and for more than `max_tokens` query tokens or `max_seqs` sequences.
+    Raises `BatchError` for anything else, and for more than `max_seqs` sequences or `max_tokens` query tokens.
     """
     lengths = Lengths.of(_on_host("query_lens", query_lens), _on_host("context_lens", context_lens))
     if lengths.num_seqs > max_seqs or lengths.num_tokens > max_tokens:

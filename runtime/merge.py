@@ -1,8 +1,8 @@
-"""Joins attention over disjoint keys: what cascades, and context that is split between GPUs, are made of.
+"""Merges attention over disjoint keys, for cascades and for context that is split between GPUs.
 
 With the log-sum-exp of each part, softmax(a, b) v = w_a out_a + w_b out_b with w_x = exp(lse_x - lse), and
 lse = log(exp(lse_a) + exp(lse_b)) (Dao et al. 2022, FlashAttention, section 3.1; Ye et al. 2024, FlashInfer, 2.2).
-A sink belongs in one of the parts, whichever.
+A sink belongs in exactly one of the parts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 def merge(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over the keys of two parts that have none in common: `(out, lse)`.
+    """Merge attention over two parts with no key in common: `(out, lse)`.
 
     out_a and out_b: [num_tokens, num_q_heads, value_dim], the result in the dtype of `out_a`; lse_a and lse_b:
-    [num_tokens, num_q_heads] float32 (or wider), natural logarithms, finite or else -inf where a part sees nothing: its
-    out is not looked at there. Where neither sees anything, out is 0 and lse -inf.
+    [num_tokens, num_q_heads] float32 (or wider), natural logarithms, finite, or -inf where a part has no visible key:
+    its out is ignored there. Where neither part has one, out is 0 and lse -inf.
     """
     lse = torch.logaddexp(lse_a, lse_b)
     merged = _weighted(out_a, lse_a, lse) + _weighted(out_b, lse_b, lse)

@@ -1,6 +1,7 @@
-"""A stand-in for the function of that name in vLLM 0.33's Triton backend: the same arguments, the tuned kernel.
+"""Replacement for vLLM 0.33's Triton function `unified_attention`: same arguments, tuned kernel.
 
-What is behind is a `HybridAttention` for each layer that it meets, planned when lengths change.
+Callers of that function plan nothing. So an attention is made for each layer that comes, and planned when the lengths
+change.
 """
 
 # pyright: basic
@@ -8,17 +9,30 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ..kernel_templates.errors import SpecError
+from ..kernel_templates.errors import BatchError, SpecError
+from ..kernel_templates.limits import next_power_of_two
 from ..kernel_templates.spec import AttentionSpec
-from .attentions import Attentions
 from .hybrid_attention import HybridAttention
+from .launchers import Chooser, from_default_table
 
-# Of vLLM's ways to store the cache: as it is, and in 8 bits with one scale.
+# Supported values of vLLM's `kv_quant_mode`: a cache in the model's dtype, and one in 8 bits with one scale.
 KV_QUANT_MODES = (0, 1)
+# Limits of an attention that is made here, far beyond any engine's step: memory grows with the steps that come.
+MOST_TOKENS = 2**24
+FEWEST_SEQS = 1024
+# Far more kinds of layers than a model has; each attention holds a workspace.
+MOST_MADE = 64
+
+HostLengths = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""Query tokens and context tokens of each sequence, both [num_seqs] on the host."""
 
 
 def unified_attention(
@@ -37,23 +51,21 @@ def unified_attention(
     cu_seqlens_q_cpu: torch.Tensor | None = None, seqused_k_cpu: torch.Tensor | None = None,
     attention: HybridAttention | None = None,
 ) -> None:  # fmt: skip
-    """Write causal attention of a batch over a paged cache to `out`.
+    """Write causal attention of a batch over a paged KV cache to `out`.
 
     q, out: [num_tokens, num_q_heads, head_dim]; k, v: [num_pages, page_size, num_kv_heads, head_dim]; cu_seqlens_q:
     [num_seqs + 1] int32, where each sequence's query tokens start; seqused_k: [num_seqs] int32, its keys with them.
-    window_size: (keys before the query's own, 0), -1 for no window; softcap: 0 for none. k_descale and v_descale are
-    heeded with a cache in 8 bits, q_descale is needed with queries in 8 bits and refused with others: one number, or
-    [num_seqs, num_kv_heads], the same for all sequences. Scales that differ between sequences are refused on the host;
-    on a GPU looking would wait for it, and the first sequence's count for all.
-    Not looked at: the longest lengths, the scratch for split keys, `use_td`.
+    window_size: (keys before the query's own, 0), -1 for no window; softcap: 0 for none. k_descale and v_descale apply
+    to a cache in 8 bits; q_descale is needed with queries in 8 bits and refused with others. A scale is one number, or
+    [num_seqs, num_kv_heads] with equal rows; unequal rows are refused on the host, while on a GPU, where a check would
+    wait, the first row is used. The longest lengths, the scratch for split keys and `use_td` are ignored.
 
-    The lengths are read on the host: from a GPU that waits for it, unless both are the very tensors of the call before,
-    unchanged as far as PyTorch counts; a tensor made in inference mode has no such count and is read anew. (What other
-    kernels write into a tensor PyTorch does not count: pass a new view with each step.) To wait for nothing, pass
-    copies of both in the host's memory as `cu_seqlens_q_cpu` and `seqused_k_cpu`, or as `attention` one of this layer
-    that is planned, which is also what a captured graph needs. Each thread has attentions and workspaces of its own;
-    its calls on one device must be on one stream, or ordered by events as if they were, and q's device the current
-    one. Raises `SpecError` for what is not supported, by name.
+    Lengths on a GPU are read on the host, which waits for the GPU, unless both are the very tensors of the call before
+    and PyTorch counted no change since; tensors made in inference mode have no count and are read each time. PyTorch
+    does not count writes of other kernels: pass a new view with each step. To wait for nothing, pass copies on the host
+    as `cu_seqlens_q_cpu` and `seqused_k_cpu`, or as `attention` a planned one of this layer, as a captured graph needs.
+    Each thread has its own attentions and workspaces; its calls on one device must be on one stream, or ordered by
+    events as if they were, with q's device the current one. Raises `SpecError` that names what is not supported.
     """
     _refuse({
         "causal": causal is not True,
@@ -76,16 +88,13 @@ def unified_attention(
         q.dtype, window_size[0], softcap, softmax_scale, sinks is not None, alibi_slopes is not None,
     )  # fmt: skip
     if attention is None:
-        lengths = _shared.lengths(cu_seqlens_q, seqused_k, cu_seqlens_q_cpu, seqused_k_cpu)
-        attention = _shared.planned(spec, k.shape[1], q, lengths)
+        lengths = _attentions.lengths(cu_seqlens_q, seqused_k, cu_seqlens_q_cpu, seqused_k_cpu)
+        attention = _attentions.planned(spec, k.shape[1], q, lengths)
     elif attention.spec != spec:
         raise SpecError(f"the given attention is of layer {attention.spec.key()}, not of {spec.key()}")
-    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    q_scale, k_scale, v_scale = (
-        _scale(name, scale, spec.num_kv_heads) if spec.has_fp8_cache else None for name, scale in scales.items()
-    )
     attention.run(q, k, v, block_table, out, sinks=_float32(sinks), alibi_slopes=_float32(alibi_slopes),
-                  q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)  # fmt: skip
+                  q_scale=_scale("q_descale", q_descale, spec), k_scale=_scale("k_descale", k_descale, spec),
+                  v_scale=_scale("v_descale", v_descale, spec))  # fmt: skip
 
 
 def _refuse(asked: dict[str, bool]) -> None:
@@ -105,7 +114,7 @@ def _spec(
         logits_soft_cap=softcap or None,
         has_sinks=has_sinks,
         has_alibi=has_alibi,
-        # That of every tuned layer, though it may have been computed in another way.
+        # The usual scale, which tuned layers have, may have been computed in another way.
         scale=None if math.isclose(scale, head_dim**-0.5, rel_tol=1e-6) else scale,
         v_head_dim=v_head_dim,
         q_dtype=str(q_dtype).removeprefix("torch."),
@@ -116,12 +125,13 @@ def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.float().contiguous()
 
 
-def _scale(name: str, descale: torch.Tensor | None, num_kv_heads: int) -> torch.Tensor | None:
-    """A scale for each KV head [num_kv_heads] of one for all, or of one for each sequence and head."""
-    if descale is None:
+def _scale(name: str, descale: torch.Tensor | None, spec: AttentionSpec) -> torch.Tensor | None:
+    """Expand one scale, or one for each sequence and head, to one for each KV head; None where no scale applies."""
+    if descale is None or not spec.has_fp8_cache:
         return None
     if not isinstance(descale, torch.Tensor):
         raise SpecError(f"a scale must be a tensor, not a {type(descale).__name__}")
+    num_kv_heads = spec.num_kv_heads
     of_heads = descale[0] if descale.dim() == 2 and len(descale) else descale
     if of_heads.shape not in ((), (1,), (num_kv_heads,)):
         raise SpecError(f"a scale must be one number, or [num_seqs, {num_kv_heads}], not {list(descale.shape)}")
@@ -130,5 +140,80 @@ def _scale(name: str, descale: torch.Tensor | None, num_kv_heads: int) -> torch.
     return of_heads.float().expand(num_kv_heads).contiguous()
 
 
-# For each thread its own.
-_shared = Attentions()
+class Attentions(threading.local):
+    """Attentions made for the layers that come, and the lengths that each is planned for.
+
+    Each thread has its own, as if it had made this object. What one thread launches on a device must be on one stream,
+    or ordered by events as if it were. At most `MOST_MADE` are held at once.
+    """
+
+    def __init__(self, choose: Chooser = from_default_table) -> None:
+        self._choose = choose
+        self._made: dict[tuple[Any, ...], HybridAttention] = {}
+        self._planned_for: dict[HybridAttention, HostLengths] = {}
+        self._read: tuple[torch.Tensor, torch.Tensor, tuple[int | None, ...], HostLengths] | None = None
+
+    def lengths(
+        self, cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, on_host: torch.Tensor | None = None,
+        kv_on_host: torch.Tensor | None = None,
+    ) -> HostLengths:  # fmt: skip
+        """Read the lengths from these tensors, or from their copies on the host where both are given.
+
+        Raises `BatchError` while a graph is captured, which would repeat one step's plan.
+        """
+        if cu_seqlens_q.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise BatchError("a captured graph needs a planned attention: pass one as 'attention'")
+        if on_host is not None and kv_on_host is not None:
+            return host_lengths(on_host, kv_on_host)
+        versions = _version(cu_seqlens_q), _version(seqused_k)
+        if None in versions:
+            return host_lengths(cu_seqlens_q, seqused_k)
+        read = self._read
+        if read is not None and read[0] is cu_seqlens_q and read[1] is seqused_k and read[2] == versions:
+            return read[3]
+        lengths = host_lengths(cu_seqlens_q, seqused_k)
+        # Holds the tensors, so that no other tensor gets their identity.
+        self._read = cu_seqlens_q, seqused_k, versions, lengths
+        return lengths
+
+    def planned(self, spec: AttentionSpec, page_size: int, q: torch.Tensor, lengths: HostLengths) -> HybridAttention:
+        """Attention of a layer on the device of `q`, planned for `lengths`."""
+        max_seqs = max(FEWEST_SEQS, next_power_of_two(len(lengths[0])))
+        key = (spec, page_size, max_seqs, q.device)
+        attention = self._made.get(key)
+        if attention is None:
+            attention = self._make(key, q)
+        planned_for = self._planned_for.get(attention)
+        if planned_for is None or not all(map(np.array_equal, planned_for, lengths)):
+            # A plan that fails leaves none behind.
+            self._planned_for.pop(attention, None)
+            attention.plan(*lengths)
+            self._planned_for[attention] = lengths
+        return attention
+
+    def _make(self, key: tuple[Any, ...], q: torch.Tensor) -> HybridAttention:
+        spec, page_size, max_seqs, _ = key
+        # An attention is made for the current device, which need not be that of q.
+        with torch.cuda.device_of(q):
+            attention = HybridAttention(spec, page_size, MOST_TOKENS, max_seqs, choose=self._choose)
+        if len(self._made) >= MOST_MADE:
+            self._planned_for.pop(self._made.pop(next(iter(self._made))), None)
+        self._made[key] = attention
+        return attention
+
+
+def host_lengths(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor) -> HostLengths:
+    """Read the lengths from tensors [num_seqs + 1] and [num_seqs]; waits for the GPU that they are on."""
+    starts, kv_lens = cu_seqlens_q.cpu().numpy(), seqused_k.cpu().numpy()
+    if len(starts) <= len(kv_lens):
+        raise BatchError(f"cu_seqlens_q must have a number more than seqused_k, not {len(starts)} and {len(kv_lens)}")
+    query_lens = starts[1 : len(kv_lens) + 1] - starts[: len(kv_lens)]
+    return query_lens, kv_lens - query_lens
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Count of PyTorch's changes of `tensor`; None where it has no count, and on the host, where reading is quick."""
+    return None if tensor.is_inference() or tensor.is_cpu else tensor._version
+
+
+_attentions = Attentions()

@@ -129,7 +129,7 @@ def test_the_output_is_right_and_segments_are_fixed():
     checker = checker_of("1x12@700,1x1@300,1x3@20", lse=True)
     plan(attention, checker.batch)
     assert checker.judge(*run(attention, checker.tensors, return_lse=True)).passed
-    (launcher,) = attention.launchers._eager.values()  # pyright: ignore
+    (launcher,) = attention._launchers._eager.values()  # pyright: ignore
     items = launcher._items[: launcher._num_items].tolist()  # pyright: ignore
     assert sorted((seq, start, stop) for _, _, _, _, start, stop, seq, _ in items) == [
         (0, 0, 256), (0, 256, 512), (0, 512, 712), (1, 0, 128), (1, 128, 256), (1, 256, 301), (2, 0, 23),

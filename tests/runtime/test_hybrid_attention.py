@@ -263,17 +263,17 @@ def test_variants_share_one_workspace_which_does_not_grow_again():
             checker = checker_of(text)
             plan(attention, text)
             assert checker.judge(run(attention, checker.tensors)).passed
-        launchers = attention.launchers._eager.values()  # pyright: ignore
+        launchers = attention._launchers._eager.values()  # pyright: ignore
         places.append({launcher.workspaces()[0].data_ptr() for launcher in launchers})
     assert len(places[-1]) == 1
     assert places[1] == places[2]
-    assert attention.launchers.workspace.generation <= 2  # pyright: ignore
+    assert attention._launchers.workspace.generation <= 2  # pyright: ignore
 
 
 def test_an_eager_step_launches_no_more_programs_than_it_has_items():
     attention = made(choose=lambda *_: SPLIT)
     plan(attention, "1x1@20")
-    (launcher,) = attention.launchers._eager.values()  # pyright: ignore
+    (launcher,) = attention._launchers._eager.values()  # pyright: ignore
     plan(attention, "4x1@20")
     plan(attention, "1x1@20")
     assert launcher._num_items == 2  # pyright: ignore

@@ -12,7 +12,7 @@ from attention_tuner.runtime.lengths import LengthBuffers, check_fits, read_leng
 
 @pytest.mark.parametrize("holder", [list, tuple, np.array, torch.tensor, lambda x: np.array(x, np.int32)])
 def test_lengths_are_read_from_whatever_holds_integers_on_the_host(holder: Callable[[list[int]], Any]):
-    found = read_lengths(holder([3, 1]), holder([0, 9]), 4, 2)
+    found = read_lengths(holder([3, 1]), holder([0, 9]), 2, 4)
     assert [column.tolist() for column in found[:3]] == [[3, 1], [0, 9], [3, 10]]
 
 
@@ -25,7 +25,7 @@ def test_lengths_are_read_from_whatever_holds_integers_on_the_host(holder: Calla
 ])  # fmt: skip
 def test_other_lengths_and_more_than_the_limits_are_refused(query_lens: Any, context_lens: Any, message: str):
     with pytest.raises(BatchError, match=message):
-        read_lengths(query_lens, context_lens, 8, 2)
+        read_lengths(query_lens, context_lens, 2, 8)
 
 
 @pytest.mark.parametrize("hold", [np.array, torch.tensor])
