@@ -1,7 +1,7 @@
-"""Portfolios: few compiled kernels that serve all tuned shapes of a layer, and what each shape loses by that.
+"""Portfolios: few compiled kernels that serve all tuned shapes of a layer, and what each shape loses.
 
-An engine compiles before it serves, and what takes its time is the number of kernels. So that is what is counted:
-variants that differ only in what is planned share a kernel, and each shape is given the fastest of them.
+An engine compiles its kernels before it serves, so the number of kernels is what counts. Variants that differ only in
+the plan share a kernel, and each shape gets the fastest of them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from ..kernel_templates.outcome import BestConfig, Environment, Regime, Timed, T
 from ..kernel_templates.registry import template_of, why_invalid
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
-from .subset import best_columns, fewest_columns
 
 SIZE = 8
-"""How many kernels a portfolio has where nothing else is asked for."""
+"""The number of kernels of a portfolio by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one trial of a variant took, and with what it was measured."""
+    """The trial of one variant."""
 
     timing: Timing
     environment: Environment
@@ -41,24 +40,23 @@ class Measured:
 
 @dataclass(frozen=True)
 class TunedShape:
-    """A tuned shape: its best config, and the variants that were right and timed on its batch.
-
-    `eligible` are those of them that a portfolio may have.
-    """
+    """A tuned shape with its trials."""
 
     best: BestConfig
+    # The variants that were right and timed on its batch.
     timed: Mapping[Variant, Measured]
+    # Those of them that a portfolio may have.
     eligible: frozenset[Variant]
 
     @property
     def batch(self) -> Batch:
-        """The batch it was tuned on."""
+        """The batch on which it was tuned."""
         return Batch.parse(self.best.batch)
 
     def loss(self, variant: Variant) -> float | None:
-        """How much slower `variant` is than the best of this shape, as a share; None where it was not timed here.
+        """How much slower `variant` is than the best, as a share; None if it was not timed here.
 
-        Both times are of trials, which all have the same stopwatch. What won a decided race loses nothing.
+        Both times are of trials, which share one stopwatch. The winner of a decided race has no loss.
         """
         if variant not in self.timed:
             return None
@@ -73,9 +71,9 @@ class TunedShape:
 
     @functools.cached_property
     def kernels(self) -> Mapping[str, tuple[float, Variant]]:
-        """By kernel, the least loss of an eligible variant of it, and that variant: the least loss first.
+        """The least loss of each kernel's eligible variants, and that variant; the least loss first.
 
-        Of several the best config's comes first, then by key.
+        Of equal ones the best config's variant comes first, then the order is by key.
         """
         losses = [(loss, v) for v in self.eligible if (loss := self.loss(v)) is not None]
         losses.sort(key=lambda each: (each[0], each[1] != self.best.variant, each[1].key()))
@@ -85,7 +83,7 @@ class TunedShape:
         return found
 
     def served_by(self, variant: Variant) -> BestConfig:
-        """The config that serves this shape with `variant`, which was timed here, and the default's time beside it."""
+        """The config that serves this shape with `variant`, which was timed here."""
         if variant == self.best.variant:
             return self.best
         measured = self.timed[variant]
@@ -98,23 +96,20 @@ class TunedShape:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tuned shapes among which kernels can be shared: of one layer, page size, GPU and regime.
-
-    `incomparable` best configs of it are left out: their variant cannot run any more, or no trial in the latest
-    environment says what it takes.
-    """
+    """Tuned shapes that can share kernels: of one layer, page size, GPU and regime."""
 
     spec: AttentionSpec
     page_size: int
     gpu: Gpu
     regime: Regime
     shapes: tuple[TunedShape, ...]
+    # Best configs left out: their variant cannot run any more, or no trial in the latest environment has it.
     incomparable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """What serves a shape: `variant` and its loss, both None where no kernel of the portfolio was timed there."""
+    """The variant that serves a shape; None if no kernel of the portfolio was timed there."""
 
     shape: TunedShape
     variant: Variant | None
@@ -123,30 +118,45 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Portfolio:
-    """The chosen kernels, as `Template.code_key` names them, and what serves each shape of `group`."""
+    """The chosen kernels and what serves each shape of the group."""
 
     group: Group
+    # As `Template.code_key` names them.
     kernels: tuple[str, ...]
     picks: tuple[Pick, ...]
 
+    @classmethod
+    def of(cls, group: Group, kernels: Iterable[str]) -> Portfolio:
+        """Serve each shape of `group` by the best of `kernels`; those that serve none are left out."""
+        chosen, used, picks = set(kernels), dict[str, None](), list[Pick]()
+        for shape in group.shapes:
+            kernel = next((kernel for kernel in shape.kernels if kernel in chosen), None)
+            if kernel is None:
+                picks.append(Pick(shape, None, None))
+                continue
+            loss, variant = shape.kernels[kernel]
+            picks.append(Pick(shape, variant, loss))
+            used[kernel] = None
+        return cls(group, tuple(used), tuple(picks))
+
     @property
     def losses(self) -> tuple[float, ...]:
-        """The losses that are known."""
+        """The losses of the shapes that are served."""
         return tuple(pick.loss for pick in self.picks if pick.loss is not None)
 
     @property
     def worst(self) -> float | None:
-        """The largest loss, None where that of any shape is not known."""
+        """The largest loss, None if a shape is not served."""
         return max(self.losses) if self.losses and len(self.losses) == len(self.picks) else None
 
     @property
     def mean(self) -> float | None:
-        """The mean of the losses that are known, None where none is."""
+        """The mean loss of the shapes that are served, None if none is."""
         return statistics.fmean(self.losses) if self.losses else None
 
     @property
     def num_variants(self) -> int:
-        """How many variants the kernels are launched as."""
+        """The number of variants that the kernels are launched as."""
         return len({pick.variant for pick in self.picks if pick.variant is not None})
 
     def configs(self) -> list[BestConfig]:
@@ -156,18 +166,19 @@ class Portfolio:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A shape that was answered from a portfolio of the others: `loss` is None where the answer was not timed there."""
+    """The answer for a shape from a portfolio of the others."""
 
     shape: TunedShape
     variant: Variant
     source: Source
+    # None if the answer was not timed on this shape.
     loss: float | None
 
 
 def groups(store: Store, configs: Iterable[BestConfig], *, checked: bool = False) -> list[Group]:
-    """`configs`, of `store`, by what can share kernels, each with its trials; a group may be left without shapes.
+    """Group `configs`, of `store`, by what can share kernels, with their trials; a group may be left without shapes.
 
-    With `checked`, a portfolio may have only what has passed the full check in the environment of its trial.
+    With `checked`, only variants that have passed the full check in the environment of their trial are eligible.
     """
     members: dict[tuple[AttentionSpec, int, str, int, Regime], list[BestConfig]] = {}
     for config in configs:
@@ -177,7 +188,7 @@ def groups(store: Store, configs: Iterable[BestConfig], *, checked: bool = False
     for (spec, page_size, _, _, regime), bests in members.items():
         gpu = bests[0].gpu
         checks = FullChecks(store.full_checks(spec=spec, gpu_name=gpu.name)) if checked else None
-        timed = _timed(store.trials(spec, page_size, gpu), regime)
+        timed = _timed([trial for trial in store.trials(spec, page_size, gpu) if trial.setting.regime == regime])
         shapes = [_shape(best, timed.get(best.batch, {}), checks) for best in bests]
         shapes = [s for s in shapes if (m := s.timed.get(s.best.variant)) and m.environment == s.best.environment]
         found.append(Group(spec, page_size, gpu, regime, tuple(shapes), len(bests) - len(shapes)))
@@ -194,21 +205,95 @@ def _shape(best: BestConfig, timed: Mapping[Variant, Measured], checks: FullChec
     return TunedShape(best, timed, frozenset(v for v, each in timed.items() if has_passed(v, each.environment)))
 
 
-def choose(group: Group, size: int = SIZE) -> Portfolio:
-    """The portfolio of at most `size` kernels: the worst loss over the shapes is least, and then the mean.
+def _timed(trials: Sequence[TrialRecord]) -> dict[str, dict[Variant, Measured]]:
+    """By batch, the latest trial of each variant, if it was timed and is comparable with the latest of all `trials`.
 
-    The worst comes first because it is what whoever serves that batch gets; the mean may hide it.
+    Comparable trials have the same Triton, torch and driver, and the kernel source of their template's latest trial.
     """
-    table = _Table(group.shapes)
-    kernels = tuple(table.kernels[column] for column in best_columns(table.losses, size))
-    return Portfolio(group, kernels, tuple(_pick(shape, kernels) for shape in group.shapes))
+    if not trials:
+        return {}
+    latest: dict[tuple[str, Variant], TrialRecord] = {}
+    sources: dict[str, str] = {}
+    for trial in trials:
+        latest[str(trial.setting.batch), trial.outcome.variant] = trial
+        sources[trial.outcome.variant.template] = trial.environment.kernel_hash
+    newest = trials[-1].environment
+    found: dict[str, dict[Variant, Measured]] = {}
+    for (batch, variant), trial in latest.items():
+        outcome = trial.outcome
+        environment = replace(newest, kernel_hash=sources[variant.template])
+        if (isinstance(outcome, Timed) and trial.environment == environment
+                and not why_invalid(variant, trial.setting.spec, trial.setting.gpu)):
+            measured = Measured(outcome.timing, trial.environment, trial.measured_at)
+            found.setdefault(batch, {})[variant] = measured
+    return found
+
+
+def curve(group: Group, most: int) -> list[Portfolio]:
+    """Portfolios of 1, 2, ... at most `most` kernels, up to the first that loses nothing."""
+    found: list[Portfolio] = []
+    for portfolio in _growing(group):
+        if len(portfolio.kernels) > most:
+            break
+        # A new kernel may replace several.
+        while found and len(found[-1].kernels) >= len(portfolio.kernels):
+            found.pop()
+        found.append(portfolio)
+    return found
+
+
+def choose(group: Group, size: int = SIZE) -> Portfolio:
+    """The portfolio of at most `size` kernels."""
+    return next(reversed(curve(group, size)), Portfolio.of(group, ()))
+
+
+def fewest_kernels(group: Group, limit: float) -> int | None:
+    """The size of the first portfolio with which no shape loses more than `limit`, None if there is none."""
+    return next((len(each.kernels) for each in _growing(group) if each.worst is not None and each.worst <= limit), None)
+
+
+def _growing(group: Group) -> Iterator[Portfolio]:
+    """Add kernels one by one (greedily), until another one changes nothing.
+
+    Each time the kernel is added that leaves the fewest shapes unserved, then the least worst loss, then the least
+    mean. The worst loss comes before the mean, which may hide what one batch loses.
+    """
+    kernels = list(dict.fromkeys(kernel for shape in group.shapes for kernel in shape.kernels))
+    if not kernels:
+        return
+    # [shapes, kernels], infinite for a kernel that was not timed on the shape.
+    losses = np.array([[shape.kernels.get(kernel, (np.inf,))[0] for kernel in kernels] for shape in group.shapes])
+    so_far = np.full(len(losses), np.inf)
+    portfolio, score = Portfolio.of(group, ()), (len(losses), 0.0, 0.0)
+    while True:
+        with_each = np.minimum(losses, so_far[:, None])
+        is_known = np.isfinite(with_each)
+        known = np.where(is_known, with_each, 0.0)
+        scores = list(zip((~is_known).sum(axis=0).tolist(), known.max(axis=0).tolist(), known.mean(axis=0).tolist(),
+                          strict=True))  # fmt: skip
+        best = min(scores)
+        if best >= score:
+            return
+        score, column = best, scores.index(best)
+        so_far = with_each[:, column]
+        portfolio = Portfolio.of(group, (*portfolio.kernels, kernels[column]))
+        yield portfolio
+
+
+def leave_one_out(group: Group, size: int = SIZE) -> Iterator[LeftOut]:
+    """Look up each shape in a portfolio of at most `size` kernels that was chosen for the others."""
+    for index, shape in enumerate(group.shapes):
+        rest = replace(group, shapes=(*group.shapes[:index], *group.shapes[index + 1:]))
+        if rest.shapes:
+            table = ConfigTable.of(choose(rest, size).configs())
+            answer = table.lookup(group.spec, shape.batch, group.page_size, group.gpu)
+            yield LeftOut(shape, answer.variant, answer.source, shape.loss(answer.variant))
 
 
 def portfolios_of(store: Store, configs: Iterable[BestConfig], size: int, *, checked: bool) -> list[Portfolio]:
-    """The portfolio of each of the groups that `configs`, of `store`, are in.
+    """The portfolio of each group of `configs`, of `store`.
 
-    Raises `InputError` where no shape of any has a variant that was timed and, with `checked`, has passed the full
-    check.
+    Raises `InputError` if no shape has a variant that was timed and, with `checked`, has passed the full check.
     """
     found = [choose(group, size) for group in groups(store, configs, checked=checked) if group.shapes]
     if not any(portfolio.kernels for portfolio in found):
@@ -223,72 +308,6 @@ def served_configs(store: Store, portfolios: Iterable[Portfolio]) -> list[BestCo
     return store.checked(config for portfolio in portfolios for config in portfolio.configs())
 
 
-def curve(group: Group, most: int) -> list[Portfolio]:
-    """The portfolios of at most 1, 2, ... `most` kernels, up to the one that loses nothing."""
-    found: list[Portfolio] = []
-    for size in range(1, most + 1):
-        found.append(choose(group, size))
-        if not any(found[-1].losses) and found[-1].worst is not None:
-            break
-    return found
-
-
-def fewest_kernels(group: Group, limit: float) -> int | None:
-    """The fewest kernels with which no shape loses more than `limit`."""
-    return fewest_columns(_Table(group.shapes).losses, limit)
-
-
-def leave_one_out(group: Group, size: int = SIZE) -> Iterator[LeftOut]:
-    """Each shape in turn, answered by the lookup from a portfolio that was chosen for, and holds, the others."""
-    for index, shape in enumerate(group.shapes):
-        rest = replace(group, shapes=(*group.shapes[:index], *group.shapes[index + 1:]))
-        if rest.shapes:
-            table = ConfigTable.of(choose(rest, size).configs())
-            answer = table.lookup(group.spec, shape.batch, group.page_size, group.gpu)
-            yield LeftOut(shape, answer.variant, answer.source, shape.loss(answer.variant))
-
-
-class _Table:
-    """What each shape loses with each kernel that was timed on any: `losses [shapes, kernels]`, infinite if not."""
-
-    def __init__(self, shapes: Sequence[TunedShape]) -> None:
-        rows = [shape.kernels for shape in shapes]
-        self.kernels = list(dict.fromkeys(kernel for row in rows for kernel in row))
-        self.losses = np.array([[row.get(kernel, (np.inf,))[0] for kernel in self.kernels] for row in rows])
-
-
-def _pick(shape: TunedShape, kernels: Sequence[str]) -> Pick:
-    for kernel, (loss, variant) in shape.kernels.items():
-        if kernel in kernels:
-            return Pick(shape, variant, loss)
-    return Pick(shape, None, None)
-
-
 @functools.lru_cache(maxsize=65536)
 def _kernel(variant: Variant) -> str:
     return template_of(variant).code_key(variant)
-
-
-def _timed(trials: Sequence[TrialRecord], regime: Regime) -> dict[str, dict[Variant, Measured]]:
-    """By batch, what the latest trial of each variant took, as far as it can be compared with the latest of all.
-
-    That is what was measured in `regime` with the same Triton, torch and driver, and with the source that the latest
-    trial of its template has.
-    """
-    if not trials:
-        return {}
-    latest: dict[tuple[str, Variant], TrialRecord] = {}
-    sources: dict[str, str] = {}
-    for trial in trials:
-        latest[str(trial.setting.batch), trial.outcome.variant] = trial
-        sources[trial.outcome.variant.template] = trial.environment.kernel_hash
-    newest = trials[-1].environment
-    found: dict[str, dict[Variant, Measured]] = {}
-    for (batch, variant), trial in latest.items():
-        outcome = trial.outcome
-        environment = replace(newest, kernel_hash=sources[variant.template])
-        if (isinstance(outcome, Timed) and outcome.timing.regime == regime and trial.environment == environment
-                and not why_invalid(variant, trial.setting.spec, trial.setting.gpu)):
-            measured = Measured(outcome.timing, trial.environment, trial.measured_at)
-            found.setdefault(batch, {})[variant] = measured
-    return found

@@ -52,16 +52,19 @@ def best_config(
 
 
 def add_trials(
-    store: Store, batch: Batch, times: Mapping[Variant, float], environment: Environment = ENVIRONMENT
+    store: Store, batch: Batch, times: Mapping[Variant, float], environment: Environment = ENVIRONMENT,
+    regime: Regime = REGIME,
 ) -> None:
-    add_outcomes(store, batch, *(Timed(v, Check(0.5), Timing((ms,), REGIME)) for v, ms in times.items()),
-                 environment=environment)
+    add_outcomes(store, batch, *(Timed(v, Check(0.5), Timing((ms,), regime)) for v, ms in times.items()),
+                 environment=environment, regime=regime)
 
 
-def add_outcomes(store: Store, batch: Batch, *outcomes: Outcome, environment: Environment = ENVIRONMENT) -> None:
+def add_outcomes(
+    store: Store, batch: Batch, *outcomes: Outcome, environment: Environment = ENVIRONMENT, regime: Regime = REGIME
+) -> None:
     run_id = store.start_run({})
     for outcome in outcomes:
-        setting = Setting(SPEC, batch, outcome.variant.page_size, GPU, REGIME)
+        setting = Setting(SPEC, batch, outcome.variant.page_size, GPU, regime)
         store.add_trial(TrialRecord(run_id, setting, environment, outcome))
 
 

@@ -25,7 +25,7 @@ from portfolio_samples import (
 )
 
 from attention_tuner.db import ConfigTable, Store, export_json, import_json
-from attention_tuner.kernel_templates.outcome import Failed, Verdict
+from attention_tuner.kernel_templates.outcome import Failed, Regime, Verdict
 from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.tuner.portfolio import (
     Group,
@@ -57,7 +57,7 @@ def group_of(store: Store, *, checked: bool = False) -> Group:
     return group
 
 
-def test_a_portfolio_counts_kernels_and_gives_each_shape_its_fastest_plan(store: Store) -> None:
+def test_variants_of_one_kernel_count_once_and_each_shape_gets_the_fastest(store: Store) -> None:
     group = group_of(store)
     assert (group.spec, group.page_size, group.incomparable) == (SPEC, 16, 0)
     two = choose(group, 2)
@@ -66,7 +66,7 @@ def test_a_portfolio_counts_kernels_and_gives_each_shape_its_fastest_plan(store:
     assert (two.worst, two.mean, two.num_variants) == (0.0, 0.0, 3)
 
 
-def test_one_kernel_is_the_one_that_is_never_far_off(store: Store) -> None:
+def test_a_portfolio_of_one_kernel_has_the_least_worst_loss(store: Store) -> None:
     (one,) = curve(group_of(store), 1)
     assert {pick.variant for pick in one.picks} == {B}
     assert sorted(one.losses) == pytest.approx([0.05, 0.1, 0.1])
@@ -79,7 +79,7 @@ def test_the_curve_ends_where_nothing_is_lost(store: Store) -> None:
     assert [fewest_kernels(group, limit) for limit in (0.0, 0.02, 0.2)] == [2, 2, 1]
 
 
-def test_losses_are_of_trials_but_what_won_a_decided_race_loses_nothing(store: Store) -> None:
+def test_losses_are_of_trials_but_the_winner_of_a_decided_race_has_none(store: Store) -> None:
     # The race found C, whose one trial was slower than that of B.
     store.put_best(best_config(SMALL, C))
     (shape,) = [shape for shape in group_of(store).shapes if shape.batch == SMALL]
@@ -90,7 +90,7 @@ def test_losses_are_of_trials_but_what_won_a_decided_race_loses_nothing(store: S
     assert shape.loss(C) == pytest.approx(1.0)
 
 
-def test_a_shape_is_served_by_its_best_config_or_by_what_its_trial_says(store: Store) -> None:
+def test_a_shape_is_served_by_its_best_config_or_by_a_config_made_of_a_trial(store: Store) -> None:
     portfolio = choose(group_of(store), 1)
     configs = {config.batch: config for config in portfolio.configs()}
     small = configs[str(SMALL)]
@@ -109,7 +109,7 @@ def test_a_kernel_that_was_not_timed_on_a_shape_does_not_serve_it(tmp_path: Path
     assert two.worst == 0.0
 
 
-def test_only_what_is_measured_alike_is_compared(store: Store) -> None:
+def test_only_trials_of_the_latest_environment_are_compared(store: Store) -> None:
     # Another driver since: only one shape was tuned anew, and another source of the kernel is not compared either.
     newer = replace(ENVIRONMENT, driver="590.2")
     add_trials(store, LARGE, {A: 0.1}, environment=replace(newer, kernel_hash="before"))
@@ -121,7 +121,15 @@ def test_only_what_is_measured_alike_is_compared(store: Store) -> None:
     assert set(shape.timed) == {B, C}
 
 
-def test_what_failed_last_and_what_cannot_run_any_more_is_not_chosen(store: Store) -> None:
+def test_trials_of_another_regime_change_nothing(store: Store) -> None:
+    before = group_of(store)
+    warm, newer = Regime("graph", "warm"), replace(ENVIRONMENT, driver="590.2")
+    for batch, times in TIMES.items():
+        add_trials(store, batch, {variant: ms / 2 for variant, ms in times.items()}, newer, warm)
+    assert group_of(store) == before
+
+
+def test_variants_that_failed_last_or_cannot_run_any_more_are_not_chosen(store: Store) -> None:
     add_outcomes(store, SMALL, Failed(B, "time", "an illegal access"))
     add_trials(store, MIDDLE, {replace(B, template="gone"): 0.1})
     store.put_full_check(full_check(C, "failed"))
@@ -131,7 +139,7 @@ def test_what_failed_last_and_what_cannot_run_any_more_is_not_chosen(store: Stor
     assert shapes == {SMALL: {A, A2, DEFAULT}, MIDDLE: {A, A2, B}}
 
 
-def test_only_what_passed_the_full_check_is_chosen_where_that_is_asked_for(store: Store) -> None:
+def test_only_fully_checked_variants_are_chosen_when_checked(store: Store) -> None:
     store.put_full_check(full_check(B))
     portfolio = choose(group_of(store, checked=True), 8)
     assert {pick.variant for pick in portfolio.picks} == {B}
@@ -141,7 +149,7 @@ def test_only_what_passed_the_full_check_is_chosen_where_that_is_asked_for(store
     assert choose(group_of(store), 8).worst == 0.0
 
 
-def test_a_shape_that_is_left_out_is_answered_from_the_rest(store: Store) -> None:
+def test_a_left_out_shape_is_answered_from_the_others(store: Store) -> None:
     left_out = {each.shape.batch: each for each in leave_one_out(group_of(store), 2)}
     assert set(left_out) == set(TIMES)
     # The nearest of the others is the middle one, whose plan is not the best here.
@@ -152,12 +160,12 @@ def test_a_shape_that_is_left_out_is_answered_from_the_rest(store: Store) -> Non
     assert list(leave_one_out(alone)) == []
 
 
-def test_an_answer_that_was_not_timed_on_the_shape_is_not_judged(tmp_path: Path) -> None:
+def test_an_answer_that_was_not_timed_on_the_left_out_shape_has_no_loss(tmp_path: Path) -> None:
     with Store.open(tuned(tmp_path, {SMALL: {A: 1.0}, MIDDLE: {B: 1.0}})) as store:
         assert [each.loss for each in leave_one_out(group_of(store))] == [None, None]
 
 
-def test_what_is_exported_is_what_is_looked_up(store: Store, tmp_path: Path) -> None:
+def test_an_exported_portfolio_is_what_a_lookup_answers(store: Store, tmp_path: Path) -> None:
     portfolios = portfolios_of(store, store.best_configs(), 1, checked=False)
     export_json(served_configs(store, portfolios), tmp_path / "few.json")
     table = ConfigTable.of(import_json(tmp_path / "few.json"))
