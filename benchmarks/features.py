@@ -33,8 +33,7 @@ from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.bench import Workbench
 from attention_tuner.tuner.measure.check import Checker
-from attention_tuner.tuner.measure.floor import floor_ms
-from attention_tuner.tuner.measure.jobs import Rates
+from attention_tuner.tuner.measure.rates import Rates, floor_ms
 from attention_tuner.tuner.measure.stopwatch import Stopwatch
 from attention_tuner.tuner.processes.child import one_line
 

@@ -31,8 +31,7 @@ from attention_tuner.kernel_templates.batch import minimum_traffic
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.measure.bench import Workbench
-from attention_tuner.tuner.measure.floor import floor_ms
-from attention_tuner.tuner.measure.jobs import Rates
+from attention_tuner.tuner.measure.rates import Rates, floor_ms
 
 PAGES = (16, 128)
 SAMPLES = 7

@@ -40,6 +40,9 @@ class Regime:
         return cls(*text.split("-"))
 
 
+GRAPH = Regime("graph")
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Raw samples in milliseconds, all of one regime; `plan_ms` is what planning the launch took on the host."""

@@ -19,9 +19,9 @@ from ..kernel_templates.outcome import Regime, Timing
 from ..kernel_templates.sources import environment
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
-from .measure.card import card_state
-from .processes.builds import Builds, Compiler
+from .measure.gpu_state import read_gpu_state
 from .processes.child import Job
+from .processes.compile import Builds, Compiler
 from .recording import Recording
 from .settings import Listener, Settings
 
@@ -128,8 +128,7 @@ class Run:
 
 def executor_on(gpu: Gpu, room: int = 1, races: bool = True) -> Executor:
     """The processes that a run needs, none of them started yet; the measuring one has room for so many tasks."""
-    from .processes.cache import prune, triton_cache
-    from .processes.compile import COMPILER, CompilePool
+    from .processes.compile import COMPILER, CompilePool, prune, triton_cache
     from .processes.worker import Worker
 
     worker = Worker.on(gpu, room)
@@ -169,5 +168,5 @@ def open_run(
 
 
 def _card_state(executor: Executor) -> dict[str, object] | None:
-    state = None if executor.uuid is None else card_state(executor.uuid)
+    state = None if executor.uuid is None else read_gpu_state(executor.uuid)
     return None if state is None else asdict(state)

@@ -7,10 +7,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from ..kernel_templates.errors import InputError
-from ..kernel_templates.outcome import BestConfig, Failed, Outcome, Regime, Skipped, Timed, Wrong
+from ..kernel_templates.outcome import GRAPH, BestConfig, Failed, Outcome, Regime, Skipped, Timed, Wrong
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
-from .measure.jobs import GRAPH
 from .sampling.samplers import DEFAULT_SAMPLER
 
 Reason = tuple[str, str, str]

@@ -16,8 +16,9 @@ from ..kernel_templates.outcome import Environment, Failed, JobError, StaticFact
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from .measure.blocks import expected_s
-from .measure.jobs import CompileJob, MeasureJob, PrepareJob, RaceJob, RaceResult
+from .measure.jobs import MeasureJob, PrepareJob, RaceJob, RaceResult
 from .processes.child import Job
+from .processes.compile import CompileJob
 from .recording import Recorded, Recording
 from .run import Executor
 

@@ -24,9 +24,7 @@ from attention_tuner.kernel_templates.registry import template_of, why_invalid
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.processes.builds import Builds
-from attention_tuner.tuner.processes.cache import triton_cache
-from attention_tuner.tuner.processes.compile import CompilePool
+from attention_tuner.tuner.processes.compile import Builds, CompilePool, triton_cache
 
 from .contender import Contender
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attention_tuner.kernel_templates.gpu import Gpu
-from attention_tuner.tuner.measure.jobs import Rates
+from attention_tuner.tuner.measure.rates import Rates, measure_rates
 
 # The highest rates that were seen in any run on the card; a single run measures a little less.
 KNOWN_RATES = {"NVIDIA H200": Rates(4.5, 790.0)}
@@ -19,6 +19,4 @@ def rates_of(gpu: Gpu, given: Sequence[float] | None = None) -> tuple[Rates, str
         return KNOWN_RATES[gpu.name], "the highest seen on this card"
     if gpu.is_interpreter:
         return Rates(1.0, 1.0), "made up: nothing limits an interpreter"
-    from attention_tuner.tuner.measure.rates import measure_rates
-
-    return Rates(*measure_rates()), "measured: a sum and a matrix product"
+    return measure_rates(), "measured: a sum and a matrix product"

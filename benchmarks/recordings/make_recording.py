@@ -23,7 +23,7 @@ from attention_tuner.kernel_templates.errors import InputError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.launch.device import present_gpu
 from attention_tuner.tuner.console.output import note, say
-from attention_tuner.tuner.processes.builds import Builds
+from attention_tuner.tuner.processes.compile import Builds
 from attention_tuner.tuner.run import Run, executor_on
 from attention_tuner.tuner.settings import Listener, Settings
 from attention_tuner.tuner.tune import refuse_large, refuse_long

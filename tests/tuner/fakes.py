@@ -26,8 +26,8 @@ from attention_tuner.kernel_templates.outcome import (
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.measure.jobs import CompileJob, MeasureJob, PrepareJob, RaceJob, RaceResult
-from attention_tuner.tuner.processes.builds import Builds
+from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob, RaceJob, RaceResult
+from attention_tuner.tuner.processes.compile import Builds, CompileJob
 from attention_tuner.tuner.run import Executor, Run
 from attention_tuner.tuner.settings import Listener, Settings
 

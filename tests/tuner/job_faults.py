@@ -15,8 +15,9 @@ from typing import Any
 
 from attention_tuner.kernel_templates.outcome import StaticFacts, Timed
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.measure.jobs import CompileJob, MeasureJob
+from attention_tuner.tuner.measure.jobs import MeasureJob
 from attention_tuner.tuner.processes.child import Context, Job
+from attention_tuner.tuner.processes.compile import CompileJob
 
 VARIANT = Variant("toy", 16, (("block_m", 16),))
 

@@ -18,9 +18,8 @@ from fault_harness import SETTINGS, Impatient, MakeFaulty, Watcher
 from faulty_template import GOOD
 
 from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.tuner.measure.card import GpuLock
 from attention_tuner.tuner.processes.compile import CompilePool
-from attention_tuner.tuner.processes.worker import Worker
+from attention_tuner.tuner.processes.worker import GpuLock, Worker
 from attention_tuner.tuner.settings import TaskResult
 
 

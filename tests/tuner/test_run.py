@@ -13,7 +13,7 @@ from fakes import DEFAULT, GPU, TASK, Bench, FakeWorker
 from attention_tuner.kernel_templates.errors import InputError, StoreError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Skipped, Timed, Timing, Wrong
-from attention_tuner.tuner.measure.card import CardState
+from attention_tuner.tuner.measure.gpu_state import GpuState
 from attention_tuner.tuner.processes.compile import CompilePool
 from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import AHEAD, Executor, open_run
@@ -108,8 +108,8 @@ def test_a_run_ends_by_its_seconds_less_those_that_pass_aside(bench: Bench) -> N
 
 
 def test_the_card_is_stored_as_it_was_before_and_after(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = iter([CardState(power_w=70), CardState(power_w=690)])
-    monkeypatch.setattr("attention_tuner.tuner.run.card_state", lambda uuid: next(states))
+    states = iter([GpuState(power_w=70), GpuState(power_w=690)])
+    monkeypatch.setattr("attention_tuner.tuner.run.read_gpu_state", lambda uuid: next(states))
     with open_run(GPU, bench.store, Settings(trials=7), replace(bench.executor, uuid="GPU-1")) as run:
         assert run.run_id == 1
     with contextlib.closing(sqlite3.connect(bench.store.name)) as connection:

@@ -7,7 +7,9 @@ from recording_samples import CHUNK, DECODE, FASTEST, SPEC, small_recording, uni
 
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.outcome import Environment, Failed, JobError, StaticFacts, Timed, Timing, Wrong
-from attention_tuner.tuner.measure.jobs import CompileJob, MeasureJob, PrepareJob, RaceJob, RatesJob
+from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob, RaceJob
+from attention_tuner.tuner.measure.rates import RatesJob
+from attention_tuner.tuner.processes.compile import CompileJob
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.run import Executor
 from attention_tuner.tuner.simulated import NOT_RECORDED, Clock, RecordedPool, RecordedWorker, executor_of

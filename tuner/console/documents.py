@@ -17,8 +17,7 @@ from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ...search_spaces.space import Survey
 from ..costs import Forecast
-from ..measure.floor import floor_ms
-from ..measure.jobs import Rates
+from ..measure.rates import Rates, floor_ms
 from ..settings import TaskResult
 from .text import full_check_result, grouped
 

@@ -27,8 +27,8 @@ def doctor(
       attention-tuner doctor --measure
     """
     from ...db import default_path
-    from ..measure.jobs import RatesJob
-    from ..processes.cache import triton_cache
+    from ..measure.rates import RatesJob
+    from ..processes.compile import triton_cache
     from ..processes.worker import Worker
     from . import output as report
     from .doctor import consequences, examine

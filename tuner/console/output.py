@@ -21,7 +21,7 @@ from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ...search_spaces.space import Survey
 from ..costs import Forecast, assumptions, total_compiles, total_seconds
-from ..measure.jobs import Rates
+from ..measure.rates import Rates
 from ..settings import Reason, TaskResult
 from . import documents
 from .doctor import Machine, consequences

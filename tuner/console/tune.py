@@ -23,8 +23,8 @@ from ..sampling.samplers import DEFAULT_SAMPLER, SAMPLERS, check_sampler
 from . import options, request
 
 if TYPE_CHECKING:
-    from ..measure.card import CardProcess
-    from ..measure.jobs import Rates
+    from ..measure.gpu_state import GpuProcess
+    from ..measure.rates import Rates
     from ..run import Runner
     from ..settings import Reason, Settings, TaskResult
 
@@ -213,9 +213,9 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: Request) -
                f"--batch {best.batch} --page-size {best.page_size}{where}")
 
 
-def _foreign(uuid: str | None) -> list[CardProcess]:
+def _foreign(uuid: str | None) -> list[GpuProcess]:
     """What others run on the card, which is told of; asked before a worker starts, which might seem another's too."""
-    from ..measure.card import foreign_processes, foreign_sentence
+    from ..measure.gpu_state import foreign_processes, foreign_sentence
     from . import output as report
 
     found = [] if uuid is None else foreign_processes(uuid, {os.getpid()})
@@ -226,7 +226,7 @@ def _foreign(uuid: str | None) -> list[CardProcess]:
 
 def _rates(runner: Runner, deadline: float) -> Rates | None:
     """What this machine's GPU can do at most, None where that cannot be measured by `deadline`."""
-    from ..measure.jobs import RatesJob
+    from ..measure.rates import RatesJob
     from . import output as report
 
     try:

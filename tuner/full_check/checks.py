@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...db.records import EnvironmentOf, utc_now
-from ...db.store import Store
 from ...kernel_templates.errors import NothingValidError
 from ...kernel_templates.gpu import Gpu
-from ...kernel_templates.outcome import CaseResult, FullCheck
+from ...kernel_templates.outcome import CaseResult, FullCheck, JobError
 from ...kernel_templates.registry import why_invalid
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.variant import Variant
-from ..measure.jobs import CompileJob, FullCheckJob, SanitizeJob
-from ..processes.compile import CompilePool
+from ..processes.child import Context, Job
+from ..processes.compile import CompileJob, CompilePool
 from ..processes.worker import Worker
 from .cases import NEEDS_GPU, Case, cases_of, compiled_cases, fresh_cases, refuse_slow, sanitizer_case
+
+if TYPE_CHECKING:
+    from ...db.store import Store
 
 # A variant that hangs in one case is given up after this time.
 CASE_LIMIT_S = 300.0
@@ -31,6 +34,49 @@ class Subject:
 
     spec: AttentionSpec
     variant: Variant
+
+
+@dataclass(frozen=True, slots=True)
+class FullCheckJob(Job[CaseResult]):
+    """Run one case of the full check of a variant; what is right for it is kept for the next one of its page size."""
+
+    spec: AttentionSpec
+    variant: Variant
+    case: Case
+
+    def run(self, context: Context) -> CaseResult:
+        """What came of it; what goes wrong is raised."""
+        from .run import make_checker, run_case
+
+        gpu, page_size = context.gpu(), self.variant.page_size
+        device = "cpu" if gpu.is_interpreter else "cuda"
+        # No variant is to blame for what goes wrong here.
+        context.at("reference")
+        checker = context.keep((self.spec, page_size, self.case),
+                               lambda: make_checker(self.spec, page_size, self.case, device))
+        context.at(self.case.name, self.variant)
+        return run_case(self.variant, self.case, gpu, checker)
+
+    def settle(self, error: JobError, again: Callable[[Job[CaseResult]], CaseResult]) -> CaseResult:
+        """The variant failed the case. Raises `error` where none is to blame."""
+        if error.variant is None:
+            raise error
+        return CaseResult(self.case.name, "failed", reason=error.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class SanitizeJob(Job[CaseResult]):
+    """Run a variant under compute-sanitizer."""
+
+    spec: AttentionSpec
+    variant: Variant
+
+    def run(self, context: Context) -> CaseResult:
+        """What it found."""
+        from .run import sanitize
+
+        context.forget()
+        return sanitize(self.spec, self.variant, context.gpu())
 
 
 def subjects_of(store: Store, gpu: Gpu, environment_of: EnvironmentOf, layers: Sequence[AttentionSpec] = ()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable
 import torch
 
 from ...kernel_templates.batch import minimum_traffic
-from ...kernel_templates.errors import GpuError
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.launch.cache_keys import settled_launcher
 from ...kernel_templates.launch.device import present_uuid
@@ -18,16 +17,13 @@ from ...kernel_templates.outcome import Regime, Timed, Wrong
 from ...kernel_templates.task import Task
 from ...kernel_templates.variant import Variant
 from .check import Checker
-from .sentinel import Sentinel
-from .stopwatch import Stopwatch, num_buffers, plan_ms
+from .stopwatch import Sentinel, Stopwatch, num_buffers, plan_ms
 
 
 class Workbench:
-    """One task on one GPU. Raises `GpuError` where there is none."""
+    """One task on one GPU."""
 
-    def __init__(self, task: Task, gpu: Gpu | None) -> None:
-        if gpu is None:
-            raise GpuError("no NVIDIA GPU is present to run on; Triton's interpreter needs none")
+    def __init__(self, task: Task, gpu: Gpu) -> None:
         self.task = task
         self.gpu = gpu
         self.device = "cpu" if gpu.is_interpreter else "cuda"

@@ -9,58 +9,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...kernel_templates.batch import Batch
-from ...kernel_templates.errors import GpuError
-from ...kernel_templates.gpu import INTERPRETER, Gpu
-from ...kernel_templates.outcome import CaseResult, Failed, JobError, Regime, StaticFacts, Timed, Timing, Wrong
+from ...kernel_templates.outcome import GRAPH, Failed, JobError, Regime, Timed, Timing, Wrong
 from ...kernel_templates.registry import template_of
-from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ...kernel_templates.variant import Variant
-from ..full_check.cases import Case
 from ..processes.child import Context, Job
 from .blocks import TURN_MS, Course, equal_turns, run_blocks
-from .card import WATCH_PERIOD_S, ThrottleWatch
+from .gpu_state import WATCH_PERIOD_S, ThrottleWatch
 
 if TYPE_CHECKING:
     from ...kernel_templates.launch.launcher import Launcher, Tensors
     from .bench import Workbench
     from .stopwatch import Stopwatch
 
-GRAPH = Regime("graph")
 # What so many samples show to be more than so many times as slow as the best so far cannot win, and is sampled no more:
 # one variant's times differ by a tenth at most.
 LOOKS = ((1, 3.0), (2, 1.25))
 # Of the time for a race, what ending its watch and answering take.
 ANSWER_S = 2 * WATCH_PERIOD_S
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What the GPU was measured to do: reading memory, in TB/s, and multiplying bf16 matrices, in TFLOP/s."""
-
-    read_tb_per_s: float
-    matmul_tflops: float
-
-
-@dataclass(frozen=True, slots=True)
-class RatesJob(Job[Rates]):
-    """Measure the physical limits of the GPU."""
-
-    def run(self, context: Context) -> Rates:
-        """The rates of the present GPU; raises where there is none."""
-        from .rates import measure_rates
-
-        return Rates(*measure_rates())
-
-
-@dataclass(frozen=True, slots=True)
-class FreeJob(Job[None]):
-    """Give back what was kept for the next job of a task."""
-
-    def run(self, context: Context) -> None:
-        """Free it."""
-        context.forget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,88 +181,7 @@ class RaceJob(Job[RaceResult]):
         return replace(result, timings={error.variant: lost, **result.timings})
 
 
-@dataclass(frozen=True, slots=True)
-class CompileJob(Job[StaticFacts | Failed]):
-    """Compile a variant for `gpu`, which need not be present, into the cache that measuring reads.
-
-    With `lse`, as it writes the log-sum-exp too.
-    """
-
-    variant: Variant
-    spec: AttentionSpec
-    gpu: Gpu
-    batch: Batch
-    lse: bool = False
-
-    def run(self, context: Context) -> StaticFacts:
-        """What the compiler said of the variant."""
-        from ...kernel_templates.launch.compiler import compile_variant
-
-        context.at("compile", self.variant)
-        return compile_variant(self.variant, self.spec, self.gpu, self.batch, self.lse)
-
-    def settle(self, error: JobError, again: Callable[[Job[StaticFacts | Failed]], StaticFacts | Failed]) -> Failed:
-        """The variant is to blame."""
-        return Failed(self.variant, "compile", error.reason)
-
-
-@dataclass(frozen=True, slots=True)
-class FullCheckJob(Job[CaseResult]):
-    """Run one case of the full check of a variant; what is right for it is kept for the next one of its page size."""
-
-    spec: AttentionSpec
-    variant: Variant
-    case: Case
-
-    def run(self, context: Context) -> CaseResult:
-        """What came of it; what goes wrong is raised."""
-        from ..full_check.run import make_checker, run_case
-
-        gpu, page_size = _present(context), self.variant.page_size
-        device = "cpu" if gpu.is_interpreter else "cuda"
-        # No variant is to blame for what goes wrong here.
-        context.at("reference")
-        checker = context.keep((self.spec, page_size, self.case),
-                               lambda: make_checker(self.spec, page_size, self.case, device))
-        context.at(self.case.name, self.variant)
-        return run_case(self.variant, self.case, gpu, checker)
-
-    def settle(self, error: JobError, again: Callable[[Job[CaseResult]], CaseResult]) -> CaseResult:
-        """The variant failed the case. Raises `error` where none is to blame."""
-        if error.variant is None:
-            raise error
-        return CaseResult(self.case.name, "failed", reason=error.reason)
-
-
-@dataclass(frozen=True, slots=True)
-class SanitizeJob(Job[CaseResult]):
-    """Run a variant under compute-sanitizer."""
-
-    spec: AttentionSpec
-    variant: Variant
-
-    def run(self, context: Context) -> CaseResult:
-        """What it found."""
-        from ..full_check.run import sanitize
-
-        context.forget()
-        return sanitize(self.spec, self.variant, _present(context))
-
-
-def _present(context: Context) -> Gpu:
-    gpu = _gpu(context)
-    if gpu is None:
-        raise GpuError("no NVIDIA GPU is present to run on; Triton's interpreter needs none")
-    return gpu
-
-
-def _gpu(context: Context) -> Gpu | None:
-    from ...kernel_templates.launch.device import present_gpu
-
-    return INTERPRETER if context.interpret else present_gpu()
-
-
 def _workbench(context: Context, task: Task) -> Workbench:
     from .bench import Workbench
 
-    return context.keep(task, lambda: Workbench(task, _gpu(context)))
+    return context.keep(task, lambda: Workbench(task, context.gpu()))

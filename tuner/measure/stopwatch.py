@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from ...kernel_templates.batch import Batch
-from ...kernel_templates.outcome import Regime, Timing
+from ...kernel_templates.outcome import GRAPH, Regime, Timing
 
 T = TypeVar("T")
 
@@ -22,6 +22,9 @@ T = TypeVar("T")
 SAMPLE_MS = 0.2
 # Sets of tensors to rotate at most: with so many, a sample of the shortest launches takes each once.
 MOST_BUFFERS = 64
+# A product of bf16 matrices that takes about 100 us on an H200: of the work there is, it feels power and clocks most.
+SENTINEL_SHAPE = (4096, 4096, 2048)
+_SENTINEL_SAMPLES = 5
 
 
 class Plannable(Protocol):
@@ -198,3 +201,23 @@ def num_buffers(touched_bytes: int, held_bytes: int, l2_bytes: int, free_bytes: 
     # One more than twice L2, for the set that is being read.
     wanted = math.ceil(2 * l2_bytes / touched_bytes) + 1
     return max(1, min(wanted, MOST_BUFFERS, free_bytes // 2 // held_bytes))
+
+
+class Sentinel:
+    """A matrix product of `shape` (rows, columns, inner size) in bf16, timed in `regime`."""
+
+    def __init__(
+        self, device: torch.device | str = "cuda", shape: tuple[int, int, int] = SENTINEL_SHAPE, regime: Regime = GRAPH
+    ) -> None:
+        rows, columns, inner = shape
+        # A generator of its own: a capture that failed before leaves the device's default one unusable.
+        draw = torch.Generator(device).manual_seed(0)
+        right = torch.randn(inner, columns, device=device, dtype=torch.bfloat16, generator=draw)
+        left = torch.randn(rows, inner, device=device, dtype=torch.bfloat16, generator=draw)
+        product = torch.empty(rows, columns, device=device, dtype=torch.bfloat16)
+        self._watch = Stopwatch(lambda factor: torch.mm(factor, right, out=product), [left], regime)
+
+    def ms(self) -> float:
+        """Milliseconds of one product: the median of several samples, taken after as many that are dropped."""
+        # Dropped, because they would tell what ran before rather than how the card is.
+        return statistics.median(self._watch.samples(2 * _SENTINEL_SAMPLES)[_SENTINEL_SAMPLES:])

@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, TypeVar, cast
 
+from ...kernel_templates.errors import GpuError
+from ...kernel_templates.gpu import INTERPRETER, Gpu
 from ...kernel_templates.outcome import JobError
 from ...kernel_templates.variant import Variant
 
@@ -63,6 +65,15 @@ class Context:
         self._room = room
         # By key, the one asked for last at the end.
         self._kept: dict[Hashable, Any] = {}
+
+    def gpu(self) -> Gpu:
+        """The GPU that jobs run on, or the interpreter. Raises `GpuError` where there is neither."""
+        from ...kernel_templates.launch.device import present_gpu
+
+        gpu = INTERPRETER if self.interpret else present_gpu()
+        if gpu is None:
+            raise GpuError("no NVIDIA GPU is present to run on; Triton's interpreter needs none")
+        return gpu
 
     def at(self, stage: str, variant: Variant | None = None) -> None:
         """Tell the parent what is to blame if nothing more is heard."""

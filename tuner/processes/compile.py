@@ -1,21 +1,30 @@
-"""Compiling ahead: a pool of processes that fill Triton's cache while the GPU measures."""
+"""Compiling ahead: jobs, the processes that run them, and the cache of kernels that they fill."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import LifoQueue
+from typing import Protocol
 
+from ...kernel_templates.batch import Batch
+from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import Failed, JobError, StaticFacts
-from ..measure.jobs import CompileJob
-from .cache import triton_cache
-from .child import Job, Setup
+from ...kernel_templates.registry import template_of
+from ...kernel_templates.spec import AttentionSpec
+from ...kernel_templates.task import Task
+from ...kernel_templates.variant import Variant
+from .child import Context, Job, Setup
 from .process import ChildProcess
 
+Code = tuple[AttentionSpec, str]
 Compiled = StaticFacts | Failed
 
 LIMIT_S = 60.0
@@ -23,6 +32,33 @@ LIMIT_S = 60.0
 NICENESS = 10
 # What compiling imports: a second or more of CPU time.
 COMPILER = __name__.removesuffix("tuner.processes.compile") + "kernel_templates.launch.compiler"
+# A compiled kernel takes about 2.3 MB.
+CACHE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob(Job[StaticFacts | Failed]):
+    """Compile a variant for `gpu`, which need not be present, into the cache that measuring reads.
+
+    With `lse`, as it writes the log-sum-exp too.
+    """
+
+    variant: Variant
+    spec: AttentionSpec
+    gpu: Gpu
+    batch: Batch
+    lse: bool = False
+
+    def run(self, context: Context) -> StaticFacts:
+        """What the compiler said of the variant."""
+        from ...kernel_templates.launch.compiler import compile_variant
+
+        context.at("compile", self.variant)
+        return compile_variant(self.variant, self.spec, self.gpu, self.batch, self.lse)
+
+    def settle(self, error: JobError, again: Callable[[Job[StaticFacts | Failed]], StaticFacts | Failed]) -> Failed:
+        """The variant is to blame."""
+        return Failed(self.variant, "compile", error.reason)
 
 
 def default_processes() -> int:
@@ -151,3 +187,125 @@ class FullTime:
                 self._past += now - self._since
             self._busy += change
             self._since = now
+
+
+class Compiler(Protocol):
+    """Compiles ahead, as `CompilePool` does."""
+
+    processes: int
+
+    @property
+    def full_seconds(self) -> float:
+        """For how long every process has been compiling, in seconds of wall time."""
+        ...
+
+    def start(self) -> None:
+        """Start the processes, and do not wait until they can work."""
+        ...
+
+    def submit(self, job: CompileJob) -> None:
+        """Queue `job`."""
+        ...
+
+    def results(self, wait_s: float) -> list[tuple[CompileJob, StaticFacts | Failed]]:
+        """What was compiled since the last call; waits up to `wait_s` for one."""
+        ...
+
+    def seconds_of(self, job: CompileJob) -> float:
+        """The wall time that `job` took, 0 while it is not done."""
+        ...
+
+    def forget(self) -> list[CompileJob]:
+        """Drop what is queued and return it; what is being compiled goes on."""
+        ...
+
+    def close(self) -> None:
+        """Kill what compiles."""
+        ...
+
+
+class Builds:
+    """The code of variants, compiled for `gpu` in `pool`.
+
+    Variants of one layer and page size that differ only in what is passed to their kernels share it, whatever batch
+    they are tried on.
+    """
+
+    def __init__(self, pool: Compiler, gpu: Gpu) -> None:
+        self.pool = pool
+        self._gpu = gpu
+        self._done: dict[Code, StaticFacts | Failed] = {}
+        self._jobs: dict[Code, CompileJob] = {}
+        self._under_way: set[Code] = set()
+
+    def order(self, task: Task, variant: Variant) -> bool:
+        """Have the code of `variant` compiled, unless it is or is going to be; whether it is compiled for this."""
+        code = _code(task.spec, variant)
+        is_new = code not in self._done and code not in self._under_way
+        if is_new:
+            self._under_way.add(code)
+            self.pool.submit(CompileJob(variant, task.spec, self._gpu, task.batch))
+        return is_new
+
+    def collect(self, wait_s: float) -> None:
+        """Take note of what was compiled; where nothing was, wait up to `wait_s` seconds for it."""
+        for job, compiled in self.pool.results(wait_s):
+            code = _code(job.spec, job.variant)
+            self._under_way.discard(code)
+            self._done[code] = compiled
+            self._jobs[code] = job
+
+    def result(self, task: Task, variant: Variant) -> StaticFacts | Failed | None:
+        """What came of compiling `variant`, None while that is not known."""
+        compiled = self._done.get(_code(task.spec, variant))
+        return replace(compiled, variant=variant) if isinstance(compiled, Failed) else compiled
+
+    def seconds_of(self, task: Task, variant: Variant) -> float:
+        """The seconds that compiling `variant` took, 0 while it is not compiled."""
+        job = self._jobs.get(_code(task.spec, variant))
+        return 0.0 if job is None else self.pool.seconds_of(job)
+
+    def forget(self) -> None:
+        """Drop what is not being compiled yet; it can be ordered again."""
+        self._under_way -= {_code(job.spec, job.variant) for job in self.pool.forget()}
+
+
+def _code(spec: AttentionSpec, variant: Variant) -> Code:
+    return spec, template_of(variant).code_key(variant)
+
+
+def triton_cache() -> Path:
+    """The folder that compile workers fill and the measurement worker reads, in the user's cache folder."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("attention-tuner")) / "triton"
+
+
+def prune(folder: Path, limit_bytes: int = CACHE_BYTES) -> int:
+    """Delete the oldest entries of `folder` when it holds more than `limit_bytes`, down to half; the bytes freed.
+
+    For the start of a run: an entry that a running process is about to read may be among them.
+    """
+    entries = sorted(_entries(folder))
+    total = sum(size for _, size, _ in entries)
+    if total <= limit_bytes:
+        return 0
+    freed = 0
+    for _, size, path in entries:
+        # Down to half, or every run from then on would have to prune.
+        if total - freed <= limit_bytes // 2:
+            break
+        shutil.rmtree(path, ignore_errors=True)
+        freed += size
+    return freed
+
+
+def _entries(folder: Path) -> list[tuple[float, int, Path]]:
+    """The time of change, bytes and path of each entry, one folder per kernel; those that vanish are left out."""
+    found: list[tuple[float, int, Path]] = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                size = sum(file.stat().st_size for file in path.iterdir())
+                found.append((path.stat().st_mtime, size, path))
+    return found

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import threading
 import time
+import warnings
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TypeVar
 
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.launch.device import present_uuid
 from ...kernel_templates.outcome import JobError
-from ..measure.card import GpuLock
-from ..measure.jobs import FreeJob
-from .cache import triton_cache
-from .child import Job, Setup
+from .child import Context, Job, Setup
+from .compile import triton_cache
 from .process import ChildProcess
 
 R = TypeVar("R")
 
 # Memory is given back at once, unless the process hangs.
 FREE_LIMIT_S = 10.0
+_POLL_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class FreeJob(Job[None]):
+    """Give back what was kept for the next job of a task."""
+
+    def run(self, context: Context) -> None:
+        """Free it."""
+        context.forget()
 
 
 class Worker:
@@ -117,3 +130,69 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class GpuLock:
+    """A lock on the card `uuid` between the processes of one user; the kernel releases it when its holder dies.
+
+    Those that wait take turns with the holder, so that two runs interleave job by job.
+    """
+
+    def __init__(self, uuid: str, folder: Path | None = None) -> None:
+        self.uuid = uuid
+        self._folder = folder or _lock_folder()
+        self._is_told = False
+
+    @contextlib.contextmanager
+    def held(self, deadline: float = math.inf, closed: threading.Event | None = None) -> Generator[None]:
+        """Hold the lock, waiting for it until `deadline` of `time.monotonic` passes or `closed` is set.
+
+        Raises `JobError` then. Where there can be no lock, as on a full disk, it warns once and goes on without.
+        """
+        with contextlib.ExitStack() as files:
+            try:
+                self._take(files, deadline, closed)
+            except OSError as error:
+                self._tell(error)
+            yield
+
+    def _take(self, files: contextlib.ExitStack, deadline: float, closed: threading.Event | None) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        card = files.enter_context(self._file("lock").open("ab"))
+        # Whoever waits holds the place in the queue, so that the holder, who is quicker, cannot lock again first.
+        with self._file("queue").open("ab") as queue:
+            self._wait(queue, deadline, closed)
+            self._wait(card, deadline, closed)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"GPU {self.uuid} cannot be locked in {str(self._folder)!r}: {error.strerror}; another run may time on "
+                "it at the same time",
+                stacklevel=2,
+            )
+
+    def _file(self, kind: str) -> Path:
+        return self._folder / f"{self.uuid}.{kind}"
+
+    def _wait(self, file: IO[bytes], deadline: float, closed: threading.Event | None) -> None:
+        while True:
+            if closed is not None and closed.is_set():
+                raise JobError("its process was closed")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise JobError(f"another run kept GPU {self.uuid} until the time was up") from None
+                time.sleep(_POLL_S)
+            else:
+                return
+
+
+def _lock_folder() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("attention-tuner")) / "locks"
+
+

@@ -7,8 +7,7 @@ from attention_tuner.kernel_templates.hopper.kernel import REGISTERS_OF_ALL
 from attention_tuner.kernel_templates.hopper.template import GLUON_HOPPER, shared_memory_bytes
 from attention_tuner.kernel_templates.outcome import StaticFacts
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.tuner.measure.jobs import CompileJob
-from attention_tuner.tuner.processes.compile import CompilePool
+from attention_tuner.tuner.processes.compile import CompileJob, CompilePool
 
 BATCH = Batch.parse("1x64@100,2x1@100")
 COMPILED = [

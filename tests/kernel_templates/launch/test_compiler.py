@@ -21,8 +21,7 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.triton_family.fused import bodies as fused_bodies
 from attention_tuner.kernel_templates.triton_family.unified import bodies as unified_bodies
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.measure.jobs import CompileJob
-from attention_tuner.tuner.processes.compile import CompilePool
+from attention_tuner.tuner.processes.compile import CompileJob, CompilePool
 
 SPEC, WIDE, WIDEST = AttentionSpec(32, 8, 128), AttentionSpec(32, 8, 256), AttentionSpec(8, 2, 512)
 WIDEST32 = AttentionSpec(8, 2, 512, "float32")

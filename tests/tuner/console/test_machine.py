@@ -7,7 +7,7 @@ import pytest
 from cli_samples import H100, Lines
 
 from attention_tuner.tuner.console import doctor
-from attention_tuner.tuner.measure.jobs import Rates, RatesJob
+from attention_tuner.tuner.measure.rates import Rates, RatesJob
 from attention_tuner.tuner.processes.worker import Worker
 
 

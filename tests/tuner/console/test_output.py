@@ -19,8 +19,7 @@ from attention_tuner.tuner.console import output as report
 from attention_tuner.tuner.console.doctor import examine
 from attention_tuner.tuner.console.progress import TuneProgress
 from attention_tuner.tuner.costs import forecast
-from attention_tuner.tuner.measure.floor import floor_ms
-from attention_tuner.tuner.measure.jobs import Rates
+from attention_tuner.tuner.measure.rates import Rates, floor_ms
 from attention_tuner.tuner.settings import TaskResult
 
 TASK = Task(SPEC, BATCH, 16)

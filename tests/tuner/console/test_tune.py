@@ -17,9 +17,9 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.launch import device
 from attention_tuner.kernel_templates.outcome import JobError
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.tuner.measure.card import CardProcess
-from attention_tuner.tuner.measure.jobs import Rates, RatesJob
-from attention_tuner.tuner.processes import cache
+from attention_tuner.tuner.measure.gpu_state import GpuProcess
+from attention_tuner.tuner.measure.rates import Rates, RatesJob
+from attention_tuner.tuner.processes import compile
 from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import Executor
 from attention_tuner.tuner.settings import Listener, Settings, TaskResult
@@ -165,15 +165,15 @@ def test_json_holds_the_same_and_nothing_else_is_on_stdout(
 def test_foreign_processes_are_told_of_once(lines: Lines, search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, set[int]]] = []
 
-    def foreign(uuid: str, own_pids: set[int]) -> list[CardProcess]:
+    def foreign(uuid: str, own_pids: set[int]) -> list[GpuProcess]:
         asked.append((uuid, own_pids))
-        return [CardProcess(11, "python3", 520)]
+        return [GpuProcess(11, "python3", 520)]
 
     monkeypatch.setattr(device, "present_gpu", lambda: H100)
     monkeypatch.setattr(Worker, "ready", lambda *_: True)
     monkeypatch.setattr(Worker, "run", lambda *_: Rates(4.0, 700.0))
     monkeypatch.setattr("attention_tuner.tuner.processes.worker.present_uuid", lambda: "GPU-1")
-    monkeypatch.setattr("attention_tuner.tuner.measure.card.foreign_processes", foreign)
+    monkeypatch.setattr("attention_tuner.tuner.measure.gpu_state.foreign_processes", foreign)
     assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--json") == 0
     assert asked == [("GPU-1", {os.getpid()})]
     assert lines.err.count("also used by python3 (pid 11)") == 1
@@ -291,9 +291,9 @@ def test_the_cache_of_compiled_kernels_is_pruned_at_the_start(
     pruned: list[Path] = []
     monkeypatch.setattr(device, "present_gpu", lambda: H100)
     monkeypatch.setattr(Worker, "ready", lambda *_: False)
-    monkeypatch.setattr(cache, "prune", pruned.append)
+    monkeypatch.setattr(compile, "prune", pruned.append)
     assert lines.run("tune", *LAYER, "--batch", str(BATCH)) == 0
-    assert pruned == [cache.triton_cache()]
+    assert pruned == [compile.triton_cache()]
 
 
 def misses(path: Path, gpu: Gpu) -> str:

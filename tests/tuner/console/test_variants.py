@@ -16,7 +16,8 @@ from attention_tuner.kernel_templates.launch import device
 from attention_tuner.kernel_templates.outcome import CaseResult, Check, Failed, Regime, Timed, Timing, Wrong
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.tuner.console.variants import PRINTED
-from attention_tuner.tuner.measure.jobs import FullCheckJob, MeasureJob
+from attention_tuner.tuner.full_check.checks import FullCheckJob
+from attention_tuner.tuner.measure.jobs import MeasureJob
 from attention_tuner.tuner.processes.worker import Worker
 
 SHAPE = ("--spec", SPEC.key(), "--batch", str(BATCH))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,17 +12,24 @@ from attention_tuner.db import Store
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import InputError, NothingValidError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
-from attention_tuner.kernel_templates.outcome import CaseResult, Environment, FullCheck
+from attention_tuner.kernel_templates.outcome import CaseResult, Environment, FullCheck, JobError
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.tuner.full_check import checks as full_checks
-from attention_tuner.tuner.full_check.cases import FRESH_PROCESSES, cases_of
-from attention_tuner.tuner.full_check.checks import Subject, run_full_checks, subjects_of
-from attention_tuner.tuner.measure.jobs import CompileJob, FullCheckJob, SanitizeJob
+from attention_tuner.tuner.full_check import run as full_check_run
+from attention_tuner.tuner.full_check.cases import FRESH_PROCESSES, Case, cases_of
+from attention_tuner.tuner.full_check.checks import FullCheckJob, SanitizeJob, Subject, run_full_checks, subjects_of
+from attention_tuner.tuner.processes.child import Context, Job
+from attention_tuner.tuner.processes.compile import CompileJob
 
 ONE = Subject(SPEC, config().variant)
 TWO = Subject(SPEC, config().variant.replace(block_n=64))
 FUSED = Subject(SPEC, config().variant.replace(block_n=128))
+CASE = Case("verification", Batch.parse("1x16@32"))
 NOW = Environment("hash", "3.9", "2.13", "")
+
+
+def never(job: Job[Any]) -> Any:
+    raise AssertionError(f"{job} must not run again")
 
 
 class FakePool:
@@ -174,3 +182,37 @@ def test_subjects_are_the_best_that_have_not_passed_here(tmp_path: Path) -> None
         assert subjects_of(store, INTERPRETER, now) == [ONE]
         store.put_full_check(FullCheck(SPEC, one.variant, INTERPRETER.name, NOW, passed, "2027"))
         assert subjects_of(store, INTERPRETER, now) == []
+
+
+def test_a_full_check_job_is_picklable_and_its_variant_is_to_blame() -> None:
+    job = FullCheckJob(SPEC, ONE.variant, CASE)
+    assert pickle.loads(pickle.dumps(job)) == job
+    blamed = JobError("killed by SIGSEGV", "verification", ONE.variant)
+    assert job.settle(blamed, never) == CaseResult("verification", "failed", reason="killed by SIGSEGV")
+    with pytest.raises(JobError, match="no reference"):
+        job.settle(JobError("no reference", "reference"), never)
+
+
+def test_the_reference_of_a_case_is_kept_for_the_next_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Case] = []
+    said: list[Any] = []
+    monkeypatch.setattr(full_check_run, "make_checker", lambda spec, page, case, device: made.append(case) or object())
+    monkeypatch.setattr(full_check_run, "run_case", lambda variant, case, gpu, checker: CaseResult(case.name, "passed"))
+    context = Context(True, said.append)
+    for variant in (ONE.variant, TWO.variant):
+        assert FullCheckJob(SPEC, variant, CASE).run(context).state == "passed"
+    assert made == [CASE]
+    assert [(at.stage, at.variant) for at in said] == [
+        ("reference", None), ("verification", ONE.variant), ("reference", None), ("verification", TWO.variant)]
+    FullCheckJob(SPEC, ONE.variant, Case("other", CASE.batch)).run(context)
+    assert len(made) == 2
+
+
+def test_a_variant_is_sanitized_with_nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[object] = []
+    context = Context(True, lambda _: None)
+    context.keep("x", object)
+    monkeypatch.setattr(full_check_run, "sanitize",
+                        lambda *_: kept.append(dict(context._kept)) or CaseResult("compute-sanitizer", "passed"))
+    assert SanitizeJob(SPEC, ONE.variant).run(context).state == "passed"
+    assert kept == [{}]

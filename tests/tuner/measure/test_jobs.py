@@ -1,5 +1,4 @@
 import math
-import pickle
 import subprocess
 import sys
 import time
@@ -9,25 +8,13 @@ from typing import Any
 import pytest
 
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.kernel_templates.outcome import CaseResult, Check, Failed, JobError, Regime, Timed, Timing
+from attention_tuner.kernel_templates.outcome import Check, Failed, JobError, Regime, Timed, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.full_check.cases import Case
 from attention_tuner.tuner.measure import jobs
 from attention_tuner.tuner.measure.blocks import Raced
-from attention_tuner.tuner.measure.jobs import (
-    CompileJob,
-    FreeJob,
-    FullCheckJob,
-    MeasureJob,
-    PrepareJob,
-    RaceJob,
-    RaceResult,
-    RatesJob,
-    SanitizeJob,
-    Task,
-)
+from attention_tuner.tuner.measure.jobs import MeasureJob, RaceJob, RaceResult
 from attention_tuner.tuner.processes.child import Context, Job
 
 TASK = Task(AttentionSpec(8, 2, 64), Batch.parse("1x16@32"), 16)
@@ -39,23 +26,8 @@ def never(job: Job[Any]) -> Any:
     raise AssertionError(f"{job} must not run again")
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        RatesJob(),
-        FreeJob(),
-        PrepareJob(TASK, 3),
-        MeasureJob(TASK, ONE, 5, rival_ms=1.5, code="c"),
-        RaceJob(TASK, (ONE, TWO), 10),
-        CompileJob(ONE, TASK.spec, TARGETS["sm_90"], TASK.batch),
-    ],
-)
-def test_a_job_survives_pickling(job: Job[object]) -> None:
-    assert pickle.loads(pickle.dumps(job)) == job
-
-
 def test_jobs_load_no_torch() -> None:
-    script = "import sys, attention_tuner.tuner.jobs; sys.exit(bool({'torch', 'triton'} & sys.modules.keys()))"
+    script = "import sys, attention_tuner.tuner.measure.jobs; sys.exit(bool({'torch', 'triton'} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -63,11 +35,6 @@ def test_a_measurement_fails_at_the_stage_it_had_reached() -> None:
     job = MeasureJob(TASK, ONE, 5)
     assert job.settle(JobError("killed by SIGKILL", "time", ONE), never) == Failed(ONE, "time", "killed by SIGKILL")
     assert job.settle(JobError("hung"), never) == Failed(ONE, "check", "hung")
-
-
-def test_a_compile_fails_at_its_own_stage() -> None:
-    job = CompileJob(ONE, TASK.spec, TARGETS["sm_90"], TASK.batch)
-    assert job.settle(JobError("killed by SIGABRT"), never) == Failed(ONE, "compile", "killed by SIGABRT")
 
 
 @pytest.mark.parametrize(
@@ -160,44 +127,3 @@ def test_a_race_that_is_lost_afterwards_still_tells_who_was_to_blame_before() ->
 
     result = RaceJob(TASK, (ONE, TWO), 10).settle(JobError("hung", "time", TWO), again)
     assert result == RaceResult({TWO: Failed(TWO, "time", "hung")})
-
-
-CASE = Case("verification", TASK.batch)
-
-
-def test_a_full_check_job_is_picklable_and_its_variant_is_to_blame() -> None:
-    job = FullCheckJob(TASK.spec, ONE, CASE)
-    assert pickle.loads(pickle.dumps(job)) == job
-    blamed = JobError("killed by SIGSEGV", "verification", ONE)
-    assert job.settle(blamed, never) == CaseResult("verification", "failed", reason="killed by SIGSEGV")
-    with pytest.raises(JobError, match="no reference"):
-        job.settle(JobError("no reference", "reference"), never)
-
-
-def test_the_reference_of_a_case_is_kept_for_the_next_variant(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attention_tuner.tuner.full_check import run as full_check_run
-
-    made: list[Case] = []
-    said: list[Any] = []
-    monkeypatch.setattr(full_check_run, "make_checker", lambda spec, page, case, device: made.append(case) or object())
-    monkeypatch.setattr(full_check_run, "run_case", lambda variant, case, gpu, checker: CaseResult(case.name, "passed"))
-    context = Context(True, said.append)
-    for variant in (ONE, TWO):
-        assert FullCheckJob(TASK.spec, variant, CASE).run(context).state == "passed"
-    assert made == [CASE]
-    assert [(at.stage, at.variant) for at in said] == [
-        ("reference", None), ("verification", ONE), ("reference", None), ("verification", TWO)]
-    FullCheckJob(TASK.spec, ONE, Case("other", TASK.batch)).run(context)
-    assert len(made) == 2
-
-
-def test_a_variant_is_sanitized_with_nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attention_tuner.tuner.full_check import run as full_check_run
-
-    kept: list[object] = []
-    context = Context(True, lambda _: None)
-    context.keep("x", object)
-    monkeypatch.setattr(full_check_run, "sanitize",
-                        lambda *_: kept.append(dict(context._kept)) or CaseResult("compute-sanitizer", "passed"))
-    assert SanitizeJob(TASK.spec, ONE).run(context).state == "passed"
-    assert kept == [{}]

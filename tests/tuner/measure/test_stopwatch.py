@@ -1,4 +1,5 @@
 import contextlib
+import itertools
 import time
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.tuner.measure import stopwatch as module
-from attention_tuner.tuner.measure.stopwatch import SAMPLE_MS, Stopwatch, num_buffers, plan_ms, timing
+from attention_tuner.tuner.measure.race import DRIFT
+from attention_tuner.tuner.measure.stopwatch import SAMPLE_MS, Sentinel, Stopwatch, num_buffers, plan_ms, timing
 
 MIB = 1 << 20
 COLD, WARM = Regime("graph", "cold"), Regime("graph", "warm")
@@ -196,3 +198,28 @@ def test_what_cannot_be_captured_is_timed_eagerly() -> None:
     watch = Stopwatch(run, copy_buffers(MIB, 2), COLD)
     assert watch.regime == Regime("eager", "cold")
     assert min(watch.samples(3)) > 0
+
+
+def test_the_sentinel_is_the_time_of_a_matrix_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[tuple[torch.Size, torch.Size]] = []
+    multiply = torch.mm
+
+    def mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        products.append((left.shape, right.shape))
+        return multiply(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", mm)
+    assert Sentinel("cpu", (8, 16, 32), Regime("interpreter")).ms() > 0
+    assert set(products) == {(torch.Size((8, 32)), torch.Size((32, 16)))}
+
+
+@pytest.mark.gpu
+def test_the_sentinel_repeats_within_what_discards_a_block_unless_the_card_drifts() -> None:
+    sentinel = Sentinel()
+    for _ in range(200):
+        sentinel.ms()
+    times = [sentinel.ms() for _ in range(101)]
+    assert 0.02 < times[50] < 2
+    # The card may warm up meanwhile, and be throttled once or twice: of neighbouring readings, most agree.
+    changes = sorted(abs(after / before - 1) for before, after in itertools.pairwise(times))
+    assert changes[75] < DRIFT

@@ -1,21 +1,38 @@
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from fakes import DEFAULT, FACTS, GPU, TASK, Clock, FakePool
 from job_faults import FaultyCompile
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.heuristic import default_variant
-from attention_tuner.kernel_templates.outcome import Failed, StaticFacts
+from attention_tuner.kernel_templates.outcome import Failed, JobError, StaticFacts
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.measure.jobs import CompileJob
-from attention_tuner.tuner.processes.cache import triton_cache
-from attention_tuner.tuner.processes.compile import NICENESS, Compiled, CompilePool, FullTime, default_processes
+from attention_tuner.tuner.processes.compile import (
+    NICENESS,
+    Builds,
+    Compiled,
+    CompileJob,
+    CompilePool,
+    FullTime,
+    default_processes,
+    prune,
+    triton_cache,
+)
 
 SPEC, BATCH, SM_90 = AttentionSpec(8, 2, 64), Batch.parse("1x16@32,2x1@40"), TARGETS["sm_90"]
+TWIN = DEFAULT.replace(num_segments=2)
+SAME_LAYER = Task(SPEC, Batch.parse("3x1@900"), TASK.page_size)
+OTHER_LAYER = Task(AttentionSpec(16, 2, 64), TASK.batch, TASK.page_size)
 
 
 def job(fault: str, number: int = 0) -> FaultyCompile:
@@ -50,6 +67,12 @@ def test_every_failure_is_one_variants() -> None:
                for o, j in zip(outcomes, jobs, strict=True) if isinstance(o, Failed))
 
 
+def test_a_compile_fails_at_its_own_stage() -> None:
+    job = CompileJob(DEFAULT, SPEC, SM_90, BATCH)
+    error = JobError("killed by SIGABRT")
+    assert job.settle(error, lambda job: FACTS) == Failed(DEFAULT, "compile", "killed by SIGABRT")
+
+
 def test_how_long_each_compile_took_is_known() -> None:
     jobs = [job("none"), job("endless")]
     with CompilePool(2, limit_s=1) as pool:
@@ -69,7 +92,7 @@ def test_processes_work_side_by_side_at_low_priority() -> None:
     with CompilePool(2) as pool:
         # Stand-in facts: the process, and its niceness.
         facts = [facts for _, facts in collect(pool, [job("sleep", number) for number in range(4)])]
-    assert all(isinstance(one, StaticFacts) and one.registers == os.nice(0) + NICENESS for one in facts)
+    assert all(isinstance(one, StaticFacts) and one.registers == min(19, os.nice(0) + NICENESS) for one in facts)
     assert len({one.shared_bytes for one in facts if isinstance(one, StaticFacts)}) == 2
 
 
@@ -153,3 +176,92 @@ def test_a_pool_knows_how_long_it_was_full() -> None:
         start = time.monotonic()
         collect(pool, [job("sleep", number) for number in range(4)])
         assert 0.5 <= pool.full_seconds <= time.monotonic() - start
+
+
+def test_code_is_compiled_once_for_all_batches_of_a_layer_and_for_each_layer() -> None:
+    pool = FakePool(Clock())
+    builds = Builds(pool, GPU)
+    builds.order(TASK, DEFAULT)
+    builds.order(TASK, TWIN)
+    builds.order(SAME_LAYER, TWIN)
+    assert [job.variant for job in pool.submitted] == [DEFAULT]
+    assert builds.result(SAME_LAYER, TWIN) is None
+    builds.collect(1.0)
+    assert builds.result(SAME_LAYER, TWIN) == FACTS
+    assert builds.result(OTHER_LAYER, DEFAULT) is None
+    builds.order(SAME_LAYER, DEFAULT)
+    assert len(pool.submitted) == 1
+    builds.order(OTHER_LAYER, DEFAULT)
+    assert pool.submitted[1].spec == OTHER_LAYER.spec
+    pool.facts = lambda variant: replace(FACTS, registers=7)
+    builds.collect(1.0)
+    assert builds.result(OTHER_LAYER, TWIN) == replace(FACTS, registers=7)
+    assert builds.result(TASK, TWIN) == FACTS
+
+
+def test_a_failure_is_of_the_variant_that_is_asked_about() -> None:
+    pool = FakePool(Clock())
+    pool.facts = lambda variant: Failed(variant, "compile", "abort")
+    builds = Builds(pool, GPU)
+    builds.order(TASK, DEFAULT)
+    builds.collect(1.0)
+    assert builds.result(TASK, TWIN) == Failed(TWIN, "compile", "abort")
+
+
+def test_what_is_forgotten_can_be_ordered_again_and_what_is_being_compiled_need_not_be() -> None:
+    pool = FakePool(Clock(), processes=1)
+    builds = Builds(pool, GPU)
+    other = DEFAULT.replace(num_warps=8)
+    builds.order(TASK, DEFAULT)
+    builds.order(TASK, other)
+    pool.clock.spend(0.1)
+    builds.forget()
+    builds.order(TASK, DEFAULT)
+    builds.order(TASK, other)
+    assert [job.variant for job in pool.submitted] == [DEFAULT, other, other]
+    pool.clock.spend(1)
+    builds.collect(0)
+    assert builds.result(TASK, DEFAULT) == builds.result(TASK, other) == FACTS
+
+
+def test_it_is_said_for_whom_a_kernel_is_compiled() -> None:
+    builds = Builds(FakePool(Clock()), GPU)
+    assert builds.order(TASK, DEFAULT)
+    assert not builds.order(TASK, DEFAULT)
+    assert not builds.order(SAME_LAYER, TWIN)
+    assert builds.order(OTHER_LAYER, DEFAULT)
+
+
+def entry(folder: Path, name: str, size: int, age: int) -> Path:
+    path = folder / name
+    path.mkdir()
+    (path / "kernel.cubin").write_bytes(b"x" * size)
+    os.utime(path, (1_000_000 - age, 1_000_000 - age))
+    return path
+
+
+def test_the_oldest_entries_go_until_half_is_left(tmp_path: Path) -> None:
+    entries = [entry(tmp_path, name, 100, age) for name, age in (("new", 1), ("oldest", 9), ("old", 5), ("older", 7))]
+    assert prune(tmp_path, limit_bytes=399) == 300
+    assert [path.exists() for path in entries] == [True, False, False, False]
+
+
+def test_a_cache_within_its_bound_is_left_alone(tmp_path: Path) -> None:
+    path = entry(tmp_path, "one", 100, 1)
+    assert prune(tmp_path, limit_bytes=100) == 0
+    assert path.exists()
+
+
+def test_a_cache_that_is_not_there_needs_no_pruning(tmp_path: Path) -> None:
+    assert prune(tmp_path / "none") == 0
+
+
+def test_files_that_are_no_entries_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_bytes(b"x" * 100)
+    assert prune(tmp_path, limit_bytes=1) == 0
+    assert (tmp_path / "lock").exists()
+
+
+def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert triton_cache() == tmp_path / "attention-tuner" / "triton"

@@ -167,8 +167,8 @@ def test_a_child_dies_with_its_parent() -> None:
     script = """
 import sys
 import job_faults as faults
-from attention_tuner.tuner.child import Setup
-from attention_tuner.tuner.process import ChildProcess
+from attention_tuner.tuner.processes.child import Setup
+from attention_tuner.tuner.processes.process import ChildProcess
 child = ChildProcess(Setup())
 child.run(faults.Echo(1), 20)
 print(child.pid, flush=True)

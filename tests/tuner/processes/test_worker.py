@@ -1,6 +1,13 @@
+from __future__ import annotations
+
+import itertools
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
+import warnings
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,11 +21,32 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.outcome import Failed, JobError, Regime, Timed, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.measure.card import GpuLock
-from attention_tuner.tuner.measure.jobs import LOOKS, FreeJob, MeasureJob, PrepareJob, RaceJob, RatesJob, Task
-from attention_tuner.tuner.processes.worker import Worker
+from attention_tuner.tuner.measure.jobs import LOOKS, MeasureJob, PrepareJob, RaceJob
+from attention_tuner.tuner.measure.rates import RatesJob
+from attention_tuner.tuner.processes.worker import FreeJob, GpuLock, Worker
 
+UUID = "GPU-6d2b3f1e-0000-1111-2222-333344445555"
+HOLDER = """
+import sys, time, pathlib
+from attention_tuner.tuner.processes.worker import GpuLock
+with GpuLock(sys.argv[1], pathlib.Path(sys.argv[2])).held():
+    print("held", flush=True)
+    time.sleep(1000)
+"""
+TURNS = """
+import sys, time, pathlib
+from attention_tuner.tuner.processes.worker import GpuLock
+lock = GpuLock(sys.argv[1], pathlib.Path(sys.argv[2]))
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(10):
+    with lock.held():
+        start = time.monotonic()
+        time.sleep(0.02)
+        print(start, time.monotonic(), flush=True)
+"""
 LIMIT_S = 60.0
 TASK = Task(AttentionSpec(4, 2, 64), Batch.parse("1x16@32,2x1@40"), 16)
 UNKNOWN = Variant.of("no_such_template", 16, {"block_m": 16})
@@ -273,3 +301,95 @@ def test_only_what_the_process_does_counts_as_busy() -> None:
         assert worker.busy_s == 0
         worker.run(faults.Ask("__import__('time').sleep(0.2)"), LIMIT_S)
         assert 0.2 <= worker.busy_s < 0.5
+
+
+def start(script: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, UUID, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with start(HOLDER, tmp_path) as process:
+        assert line(process) == "held\n"
+        yield process
+        process.kill()
+
+
+def test_waiting_for_a_card_that_another_process_holds_ends_at_the_deadline(
+    holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    begin = time.monotonic()
+    with pytest.raises(JobError, match=f"another run kept GPU {UUID}"), GpuLock(UUID, tmp_path).held(begin + 0.2):
+        pass
+    assert 0.2 <= time.monotonic() - begin < 5
+    with GpuLock(f"{UUID}0", tmp_path).held(0):
+        pass  # another card is free
+
+
+def test_the_lock_of_a_process_that_was_killed_is_released(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    lock = GpuLock(UUID, tmp_path)
+    threading.Timer(0.1, holder.send_signal, [signal.SIGKILL]).start()
+    with lock.held(time.monotonic() + 30):
+        assert holder.wait(10) == -signal.SIGKILL
+    with lock.held(0):
+        pass
+
+
+def test_two_processes_take_turns_and_never_overlap(tmp_path: Path) -> None:
+    with start(TURNS, tmp_path) as one, start(TURNS, tmp_path) as other:
+        for process in (one, other):
+            assert line(process) == "ready\n"
+        for process in (one, other):
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        spans = sorted(
+            (*map(float, line(process).split()), index)
+            for index, process in enumerate((one, other))
+            for _ in range(10)
+        )
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+    order = [index for *_, index in spans]
+    changes = sum(a != b for a, b in itertools.pairwise(order))
+    # 19 when neither ever runs twice in a row; the first may have begun alone, and the last ends alone.
+    assert changes >= 10
+
+
+def test_the_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
+    lock = GpuLock(UUID, tmp_path)
+    with pytest.raises(ValueError, match="inside"), lock.held():
+        raise ValueError("inside")
+    with lock.held(0):
+        pass
+
+
+def test_waiting_for_a_card_ends_when_the_one_who_waits_is_closed(
+    holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    closed = threading.Event()
+    threading.Timer(0.2, closed.set).start()
+    begin = time.monotonic()
+    with pytest.raises(JobError, match="closed"), GpuLock(UUID, tmp_path).held(begin + 30, closed):
+        pass
+    # The timer began a little earlier.
+    assert 0.1 <= time.monotonic() - begin < 10
+
+
+def test_where_there_can_be_no_lock_a_run_goes_on_and_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    lock = GpuLock(UUID, tmp_path / "file" / "locks")
+    with pytest.warns(UserWarning, match=r"cannot be locked in .*file/locks': Not a directory"), lock.held():
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with lock.held():
+            pass
+    with pytest.raises(OSError, match="inside"), lock.held():
+        raise OSError("inside")

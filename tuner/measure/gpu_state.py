@@ -5,27 +5,18 @@ It is only looked at, through `nvidia-smi`; none of its settings is ever changed
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import math
 import shutil
 import subprocess
 import threading
 import time
-import warnings
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
-
-from ...kernel_templates.outcome import JobError
 
 # Reading takes a tenth of a second; on a host with many cards whose driver must first wake up, seconds.
 READ_LIMIT_S = 20.0
 # Heat slows a card down for much longer than this, and a look costs the host a process.
 WATCH_PERIOD_S = 0.25
 
-_POLL_S = 0.002
 _NUMBERS = {
     "sm_clock_mhz": "clocks.sm",
     "memory_clock_mhz": "clocks.mem",
@@ -56,7 +47,7 @@ _THROTTLES = {"hardware slowdown", "software thermal slowdown", "hardware therma
 
 
 @dataclass(frozen=True, slots=True)
-class CardState:
+class GpuState:
     """What a card says of itself at one moment; None for what it does not tell. `reasons` are why its clocks are as
     they are."""
 
@@ -78,7 +69,7 @@ class CardState:
 
 
 @dataclass(frozen=True, slots=True)
-class CardProcess:
+class GpuProcess:
     """A process that has memory on a card; `memory_mib` is None where that is not told."""
 
     pid: int
@@ -86,70 +77,12 @@ class CardProcess:
     memory_mib: int | None = None
 
 
-class GpuLock:
-    """A lock on the card `uuid` between the processes of one user; the kernel releases it when its holder dies.
-
-    Those that wait take turns with the holder, so that two runs interleave job by job.
-    """
-
-    def __init__(self, uuid: str, folder: Path | None = None) -> None:
-        self.uuid = uuid
-        self._folder = folder or _lock_folder()
-        self._is_told = False
-
-    @contextlib.contextmanager
-    def held(self, deadline: float = math.inf, closed: threading.Event | None = None) -> Generator[None]:
-        """Hold the lock, waiting for it until `deadline` of `time.monotonic` passes or `closed` is set.
-
-        Raises `JobError` then. Where there can be no lock, as on a full disk, it warns once and goes on without.
-        """
-        with contextlib.ExitStack() as files:
-            try:
-                self._take(files, deadline, closed)
-            except OSError as error:
-                self._tell(error)
-            yield
-
-    def _take(self, files: contextlib.ExitStack, deadline: float, closed: threading.Event | None) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        card = files.enter_context(self._file("lock").open("ab"))
-        # Whoever waits holds the place in the queue, so that the holder, who is quicker, cannot lock again first.
-        with self._file("queue").open("ab") as queue:
-            self._wait(queue, deadline, closed)
-            self._wait(card, deadline, closed)
-
-    def _tell(self, error: OSError) -> None:
-        if not self._is_told:
-            self._is_told = True
-            warnings.warn(
-                f"GPU {self.uuid} cannot be locked in {str(self._folder)!r}: {error.strerror}; another run may time on "
-                "it at the same time",
-                stacklevel=2,
-            )
-
-    def _file(self, kind: str) -> Path:
-        return self._folder / f"{self.uuid}.{kind}"
-
-    def _wait(self, file: IO[bytes], deadline: float, closed: threading.Event | None) -> None:
-        while True:
-            if closed is not None and closed.is_set():
-                raise JobError("its process was closed")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise JobError(f"another run kept GPU {self.uuid} until the time was up") from None
-                time.sleep(_POLL_S)
-            else:
-                return
-
-
 class ThrottleWatch:
     """Looks at the card `uuid` every quarter of a second while a `with` block runs; for None it sees nothing."""
 
-    def __init__(self, uuid: str | None, look: Callable[[str], CardState | None] | None = None) -> None:
+    def __init__(self, uuid: str | None, look: Callable[[str], GpuState | None] | None = None) -> None:
         self._uuid = uuid
-        self._look = look or card_state
+        self._look = look or read_gpu_state
         self._throttled: list[tuple[float, float]] = []
         self._stop = threading.Event()
         # The race must not wait for a look: an idle card cools down.
@@ -179,7 +112,7 @@ class ThrottleWatch:
             self._stop.wait(WATCH_PERIOD_S)
 
 
-def card_state(uuid: str) -> CardState | None:
+def read_gpu_state(uuid: str) -> GpuState | None:
     """The present state of the card `uuid`, None where there is no `nvidia-smi` or it knows no such card."""
     fields = [*_NUMBERS.values(), _PERSISTENCE, _ECC, _REASONS]
     lines = _read(f"--id={uuid}", f"--query-gpu={','.join(fields)}")
@@ -188,7 +121,7 @@ def card_state(uuid: str) -> CardState | None:
     told = dict(zip(fields, map(str.strip, lines[0].split(",")), strict=False))
     mask = told.get(_REASONS, "")
     active = int(mask, 16) if mask.startswith("0x") else 0
-    return CardState(
+    return GpuState(
         **{name: _number(told.get(field, "")) for name, field in _NUMBERS.items()},
         persistence=told.get(_PERSISTENCE),
         ecc=told.get(_ECC),
@@ -196,7 +129,7 @@ def card_state(uuid: str) -> CardState | None:
     )
 
 
-def foreign_processes(uuid: str, own_pids: Collection[int]) -> list[CardProcess]:
+def foreign_processes(uuid: str, own_pids: Collection[int]) -> list[GpuProcess]:
     """The processes that compute on the card `uuid`, but for `own_pids`; empty where there is no `nvidia-smi`.
 
     Inside a container the driver may show none, or those of the host by the host's numbers; one without a number is
@@ -205,23 +138,17 @@ def foreign_processes(uuid: str, own_pids: Collection[int]) -> list[CardProcess]
     lines = _read("--query-compute-apps=gpu_uuid,pid,used_gpu_memory,process_name") or ()
     found = [line.split(", ", 3) for line in lines]
     processes = [
-        CardProcess(int(pid), name, int(memory) if memory.isdigit() else None)
+        GpuProcess(int(pid), name, int(memory) if memory.isdigit() else None)
         for where, pid, memory, name in (words for words in found if len(words) == 4)
         if where == uuid and pid.isdigit()
     ]
     return [process for process in processes if process.pid not in own_pids]
 
 
-def foreign_sentence(processes: Collection[CardProcess]) -> str:
+def foreign_sentence(processes: Collection[GpuProcess]) -> str:
     """What is said of `foreign_processes`, of which there are some."""
     names = ", ".join(f"{process.name} (pid {process.pid})" for process in processes)
     return f"the GPU is also used by {names}: times taken while that works are not to be trusted"
-
-
-def _lock_folder() -> Path:
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("attention-tuner")) / "locks"
 
 
 def _number(word: str) -> float | None:
