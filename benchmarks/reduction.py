@@ -38,7 +38,7 @@ def four_rows(launcher: Launcher) -> int:
 
 
 def nothing(launcher: Launcher, tensors: Tensors) -> None:
-    """In place of `_start_combine`."""
+    """In place of `start_reduction`."""
 
 
 IN_TURN: dict[str, Any] = {"overlaps_reduction": False}
@@ -49,7 +49,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "in turn": IN_TURN,
     "four rows": FOUR_ROWS,
     "both": IN_TURN | FOUR_ROWS,
-    "no reduction": {"_start_combine": nothing},
+    "no reduction": {"start_reduction": nothing},
 }
 LAST = "last program"
 BATCHES = ("decode_1x128k", "decode_64_mixed", "decode_256x1k", "verify_32x6@20k", "hybrid_512@4k_31dec")

@@ -13,9 +13,9 @@ from .variant import Variant
 # Modules that affect every template which launches the kernel over a work list.
 SHARED_SOURCES = tuple(
     f"{__package__}.{name}"
-    for name in ("batch", "limits", "spec", "launch.launcher", "launch.plan", "launch.room", "launch.tiles",
-                 "launch.upload", "launch.work_list", "launch.workspace", "triton_family.arithmetic",
-                 "triton_family.attention", "triton_family.combine")
+    for name in ("batch", "limits", "spec", "launch.launcher", "launch.memory", "launch.plan", "launch.room",
+                 "launch.tiles", "launch.work_list", "triton_family.arithmetic", "triton_family.combine",
+                 "triton_family.kernel", "triton_family.launchers")
 )
 
 # A thread has at most 255 registers of 4 bytes on every GPU that Triton compiles for.

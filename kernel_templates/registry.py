@@ -11,10 +11,7 @@ from .gpu import Gpu
 from .hopper.template import GLUON_HOPPER
 from .spec import AttentionSpec
 from .template import Template
-from .triton_family.fused import FUSED
-from .triton_family.persistent import PERSISTENT
-from .triton_family.two_launch import TWO_LAUNCH
-from .triton_family.unified import UNIFIED
+from .triton_family.templates import FUSED, PERSISTENT, TWO_LAUNCH, UNIFIED
 from .variant import Variant
 
 ENTRY_POINTS = "attention_tuner.templates"

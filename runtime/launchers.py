@@ -15,11 +15,10 @@ from ..kernel_templates.batch import SHORT_QUERY, Batch, BatchBucket, Lengths
 from ..kernel_templates.errors import BatchError, GpuError, VariantError
 from ..kernel_templates.gpu import INTERPRETER, Gpu
 from ..kernel_templates.heuristic import candidates
-from ..kernel_templates.launch.cache_keys import settled_launcher
 from ..kernel_templates.launch.device import present_gpu
-from ..kernel_templates.launch.launcher import Launcher
+from ..kernel_templates.launch.launcher import Launcher, Settings, make_launcher
+from ..kernel_templates.launch.memory import Workspace
 from ..kernel_templates.launch.work_list import INTERPRETED
-from ..kernel_templates.launch.workspace import Workspace
 from ..kernel_templates.limits import next_power_of_two
 from ..kernel_templates.registry import template_of
 from ..kernel_templates.spec import AttentionSpec
@@ -99,16 +98,15 @@ class Launchers:
     def eager(self, step: Lengths, return_lse: bool) -> Launcher:
         """The launcher for a step, kept by its variant, with room for it."""
         variant = self._variant(step, return_lse)
-        launcher = self._eager.get(variant) or self._make(variant)
-        launcher.exact_grid = True
+        launcher = self._eager.get(variant) or self._make(variant, exact_grid=True)
         longest = step.longest_kv if self._usual else 0
         reserved = launcher.reserved or (0, 0)
         if step.num_seqs > reserved[0] or step.num_tokens > reserved[1] or longest > launcher.longest_kv:
-            launcher.longest_kv = max(launcher.longest_kv, next_power_of_two(longest))
             seqs, tokens = (max(old, next_power_of_two(new)) for old, new in
                             zip(reserved, (step.num_seqs, step.num_tokens), strict=True))
             before = self.workspace.generation
-            launcher.reserve(min(seqs, self._max_seqs), min(tokens, self._max_tokens), self.place.device)
+            launcher.reserve(min(seqs, self._max_seqs), min(tokens, self._max_tokens), self.place.device,
+                             max(launcher.longest_kv, next_power_of_two(longest)))
             if self.workspace.generation != before:
                 # The others would keep the memory that was outgrown.
                 self._eager.clear()
@@ -117,16 +115,14 @@ class Launchers:
 
     def for_graph(self, largest: Lengths, return_lse: bool) -> Launcher:
         """A new launcher with room for every step that is no larger than `largest`."""
-        launcher = self._make(self._variant(largest, return_lse))
-        launcher.longest_kv = largest.longest_kv
-        launcher.reserve(largest.num_seqs, largest.num_tokens, self.place.device)
+        launcher = self._make(self._variant(largest, return_lse), exact_grid=False)
+        launcher.reserve(largest.num_seqs, largest.num_tokens, self.place.device, largest.longest_kv)
         return launcher
 
-    def _make(self, variant: Variant) -> Launcher:
-        launcher = settled_launcher(variant, self._spec, self.place.gpu)
-        launcher.workspace = self.workspace
-        launcher.fixed_split = FIXED_SPLIT if self._usual else None
-        return launcher
+    def _make(self, variant: Variant, exact_grid: bool) -> Launcher:
+        split = FIXED_SPLIT if self._usual else None
+        settings = Settings(exact_grid=exact_grid, fixed_split=split, workspace=self.workspace)
+        return make_launcher(variant, self._spec, self.place.gpu, settings)
 
     def _variant(self, step: Lengths, return_lse: bool) -> Variant:
         """Choose the variant of a step; if it must write a log-sum-exp and cannot, the heuristic's first that can."""

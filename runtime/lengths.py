@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from ..kernel_templates.batch import Lengths
 from ..kernel_templates.errors import BatchError
-from ..kernel_templates.launch.upload import Upload
+from ..kernel_templates.launch.memory import Upload
 
 
 def read_lengths(query_lens: ArrayLike, context_lens: ArrayLike, max_seqs: int, max_tokens: int) -> Lengths:

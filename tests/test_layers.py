@@ -28,8 +28,7 @@ ALLOWED = {
 OWNERS = {"triton": "kernel_templates", "sqlalchemy": "db", "alembic": "db"}
 
 RECORDS = ("errors", "gpu", "spec", "batch", "variant", "template", "registry", "outcome")
-TORCH_FREE = (*RECORDS, "task", "heuristic", "launch.room",
-              *(f"triton_family.{name}" for name in ("unified", "fused", "two_launch", "persistent")))
+TORCH_FREE = (*RECORDS, "task", "heuristic", "launch.room", "triton_family.templates")
 
 Imports = list[tuple[str, bool]]
 

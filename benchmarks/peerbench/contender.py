@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attention_tuner.kernel_templates.launch.launcher import Tensors, query_start_locs
+from attention_tuner.kernel_templates.launch.launcher import Settings, Tensors, query_start_locs
 from attention_tuner.kernel_templates.oracle.reference import gather
 from attention_tuner.kernel_templates.task import Task
 
@@ -32,7 +32,7 @@ class Contender(abc.ABC):
     """
 
     # What a stopwatch asks of a launcher: the grid is the batch's own.
-    padded = False
+    settings = Settings()
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -12,26 +12,28 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..batch import IntArray
 from ..errors import VariantError
-from ..launch.launcher import LOG2_E, Tensors
-from ..launch.plan import balanced_segments, equal_segments, most_rounds, whole_rounds
+from ..launch.launcher import Tensors
+from ..launch.plan import most_rounds, whole_rounds
 from ..launch.room import Limit, Room
 from ..launch.tiles import Tiles
-from ..launch.work_list import KernelConstants, WorkListLauncher
+from ..launch.work_list import KernelConstants
 from ..limits import Body
+from ..triton_family.arithmetic import LOG2_E
+from ..triton_family.launchers import BalancedLauncher
 from .kernel import gluon_attention_kernel
 from .template import LONG_ROWS, SHORT_ROWS
 
-# Up to so many waves, one item more than the programs that run at once costs a good part of the time.
+# With up to this many waves, one item more than the programs that run at once costs a good part of the time.
 FEW_WAVES = 2
 
 
-class GluonHopperLauncher(WorkListLauncher):
-    """Key ranges for `waves` programs a multiprocessor; each consumer of a short sequence's item has its own result."""
+class GluonHopperLauncher(BalancedLauncher):
+    """Launches `gluon_hopper`: each of the two consumers of a short sequence's item writes its own partial result."""
 
     short_partials = 2
 
     def make_constants(self) -> KernelConstants:
-        """The bodies; the kernel adds the warps of its other workers to the four of its first consumer."""
+        """The bodies. Warps are those of the first consumer; the kernel adds those of its other workers."""
         v = self.variant
         block_n = v.number("block_n")
         return KernelConstants(
@@ -43,23 +45,22 @@ class GluonHopperLauncher(WorkListLauncher):
             heads_first=v.text("order") == "heads",
             partials=getattr(torch, v.text("partials")),
             last_merges=v.text("reduction") == "last_program",
+            schedule=v.text("schedule"),
         )
 
     def segments(self, tiles: Tiles) -> IntArray:
-        """Key ranges of about equal cost."""
-        if not self.num_balanced:
-            return equal_segments(tiles, 1)
-        waves, weight = self.variant.number("waves"), self.variant.number("long_weight")
-        if waves > FEW_WAVES:
-            return balanced_segments(tiles, self.num_balanced, weight)
-        return whole_rounds(tiles, waves, self._per_round, weight)
+        """Key ranges of about equal cost: whole rounds of them for few waves."""
+        waves = self.variant.number("waves")
+        if not 0 < waves <= FEW_WAVES:
+            return super().segments(tiles)
+        return whole_rounds(tiles, waves, self._per_round, self.variant.number("long_weight"))
 
     def room(self, limit: Limit) -> Room:
         """See `WorkListLauncher.room`; there may be more rounds than `waves`."""
         waves = self.variant.number("waves")
-        if self.fixed_split is None and 0 < waves <= FEW_WAVES:
-            return limit.balanced(most_rounds(limit.tiles, waves, self._per_round) * self._per_round)
-        return super().room(limit)
+        if not 0 < waves <= FEW_WAVES:
+            return super().room(limit)
+        return limit.balanced(most_rounds(limit.tiles, waves, self._per_round) * self._per_round)
 
     @property
     def _per_round(self) -> float:
@@ -77,7 +78,8 @@ class GluonHopperLauncher(WorkListLauncher):
         # The units drawn, and the programs that are done. Each launch leaves zeros behind.
         self._tickets = torch.zeros(2, dtype=torch.int32, device=device)
 
-    def _start_attention(self, tensors: Tensors) -> None:
+    def start_attention(self, tensors: Tensors) -> None:
+        """Start the grid of warp-specialised programs."""
         t, c, spec = tensors, self.constants, self.spec
         if t.lse is not None:
             raise VariantError("gluon_hopper writes no log-sum-exp; other templates do")
@@ -90,8 +92,8 @@ class GluonHopperLauncher(WorkListLauncher):
             )
         arguments = (
             self._items, self._merges, self._counts, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out,
-            t.block_table, *self._partial, self._counters, self._partial[1].stride(0), spec.softmax_scale * LOG2_E,
-            *t.q.stride()[:2], *t.out.stride()[:2], t.block_table.stride(0), *view,
+            t.block_table, *self._partial, self._counters, self._partial[1].stride(0),
+            spec.softmax_scale * LOG2_E.value, *t.q.stride()[:2], *t.out.stride()[:2], t.block_table.stride(0), *view,
         )  # fmt: skip
         constants: dict[str, Any] = {
             "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size, "CHUNK": chunk,

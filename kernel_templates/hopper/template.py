@@ -9,7 +9,7 @@ from ..gpu import Gpu
 from ..limits import SHARED_SOURCES
 from ..spec import AttentionSpec
 from ..template import Constraint, Dimension, Template
-from ..triton_family.fused import FUSED, MERGE_DIMENSIONS, rounds_finely_enough
+from ..triton_family.templates import LONG_WEIGHT, MERGE_DIMENSIONS, rounds_finely_enough
 from ..variant import Variant
 
 LONG_ROWS = 128
@@ -49,7 +49,7 @@ GLUON_HOPPER = Template(
         Dimension("dispatch", ("grid", "persistent", "dynamic")),
         # As those of `fused`.
         Dimension("waves", (0, 1, 2, 4, 8), changes_code=False),
-        Dimension("long_weight", (1, 2, 4), changes_code=False, part="both"),
+        LONG_WEIGHT,
         *MERGE_DIMENSIONS,
     ),
     constraints=(
@@ -69,7 +69,7 @@ GLUON_HOPPER = Template(
     sources=(
         __name__,
         *(f"{__package__}.{name}" for name in ("compat", "kernel", "merge", "tiles")),
-        FUSED.sources[0],
+        rounds_finely_enough.__module__,
         *SHARED_SOURCES,
     ),
 )

@@ -26,8 +26,7 @@ from ..gpu import Gpu
 from ..outcome import StaticFacts
 from ..spec import AttentionSpec
 from ..variant import Variant
-from .cache_keys import settled_launcher
-from .launcher import Launcher, Tensors, query_start_locs
+from .launcher import Launcher, Settings, Tensors, make_launcher, query_start_locs
 
 
 class _TargetDriver:
@@ -58,8 +57,7 @@ def compile_variant(
     """
     if knobs.runtime.interpret:
         raise TunerError("a process that interprets Triton kernels cannot compile them")
-    launcher = settled_launcher(variant, spec, gpu)
-    launcher.compile_only = True
+    launcher = make_launcher(variant, spec, gpu, Settings(compile_only=True))
     driver.set_active(_TargetDriver(gpu))  # pyright: ignore[reportArgumentType]
     launcher.plan(batch, "cpu")
     launcher.run(_tiny_tensors(variant, spec, batch, lse))

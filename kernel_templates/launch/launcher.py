@@ -1,14 +1,19 @@
-"""How a variant is planned and launched: what every template's launcher has in common."""
+"""The launcher of a variant: its tensors, its settings, and the base class of every template's launcher."""
 
 # pyright: basic
 from __future__ import annotations
 
 import abc
 import importlib
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from triton import knobs
+from triton.runtime.jit import JITCallable
 
 from ..batch import Batch, Lengths
 from ..errors import BatchError, SpecError, VariantError
@@ -17,46 +22,49 @@ from ..limits import next_power_of_two
 from ..registry import template_of, why_invalid
 from ..spec import AttentionSpec
 from ..variant import Variant
-from .workspace import Workspace
+from .memory import Workspace
 
-LOG2_E = 1.4426950408889634
-# In a shape: as many as there are.
+# The size of an axis in a wanted shape that accepts every size.
 ANY = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What one launch reads and writes.
+    """The tensors that one launch reads and writes; a layer without a feature has None for the feature's tensors."""
 
-    q: [num_tokens, num_q_heads, head_dim] and out: [num_tokens, num_q_heads, value_dim], the last axis contiguous.
-    k_cache: [num_pages, page_size, num_kv_heads, head_dim] and v_cache: the same with value_dim, any strides but the
-    last, which is 1. block_table: [num_seqs, max_pages] int32, the physical page of each logical one. query_start_loc:
-    [num_seqs + 1] int32, where each sequence's query tokens start. kv_lens: [num_seqs] int32, context and query tokens
-    of each sequence. What a layer has only with a feature: sinks and alibi_slopes [num_q_heads] float32; q_scale,
-    k_scale and v_scale [num_kv_heads] float32, what fp8 queries and an fp8 cache are multiplied by, queries by that of
-    their KV head; tree_mask [num_tokens] int64, whose bit b says whether a token sees query token b of its own sequence
-    (of sequences of 2 to 64 query tokens). lse: [num_tokens, num_q_heads] float32, where the natural log-sum-exp, the
-    sink included, is written if given.
-    """
-
+    # Queries [num_tokens, num_q_heads, head_dim], last axis contiguous.
     q: torch.Tensor
+    # Keys [num_pages, page_size, num_kv_heads, head_dim], any strides but 1 on the last axis.
     k_cache: torch.Tensor
+    # Values [num_pages, page_size, num_kv_heads, value_dim], likewise.
     v_cache: torch.Tensor
+    # [num_seqs, max_pages] int32: the physical page of each logical page.
     block_table: torch.Tensor
+    # [num_seqs + 1] int32: the first query token of each sequence, and their total.
     query_start_loc: torch.Tensor
+    # [num_seqs] int32: context and query tokens of each sequence.
     kv_lens: torch.Tensor
+    # Output [num_tokens, num_q_heads, value_dim], last axis contiguous.
     out: torch.Tensor
+    # Attention sinks [num_q_heads] float32.
     sinks: torch.Tensor | None = None
+    # ALiBi slopes [num_q_heads] float32.
     alibi_slopes: torch.Tensor | None = None
+    # Scales of fp8 queries [num_kv_heads] float32, by the KV head that the query head belongs to.
     q_scale: torch.Tensor | None = None
+    # Scales of fp8 keys [num_kv_heads] float32.
     k_scale: torch.Tensor | None = None
+    # Scales of fp8 values [num_kv_heads] float32.
     v_scale: torch.Tensor | None = None
+    # [num_tokens] int64. Bit b of a token's word: the token sees query token b of its sequence. Only sequences of 2 to
+    # 64 query tokens use their words.
     tree_mask: torch.Tensor | None = None
+    # Written if given: the natural log-sum-exp [num_tokens, num_q_heads] float32, sink included.
     lse: torch.Tensor | None = None
 
 
 class Features(NamedTuple):
-    """What the kernels read and write of a layer's features, as `Tensors` says; None where the layer lacks it."""
+    """The kernels' argument for a layer's features: tensors of `Tensors`, None where the layer lacks the feature."""
 
     sinks: torch.Tensor | None
     alibi_slopes: torch.Tensor | None
@@ -68,19 +76,19 @@ class Features(NamedTuple):
     stride_lse: int | None
 
 
-PLAIN = Features(None, None, None, None, None, None, None, None)
+NO_FEATURES = Features(None, None, None, None, None, None, None, None)
 
 
 def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
-    """The features of a launch.
+    """The features of a launch, checked against `spec`.
 
-    Raises `SpecError` for a tensor that `spec` needs and lacks, for one that it does not take, and for one that is not
-    as `Tensors` says, or not where q is. How many rows `tree_mask` and `lse` have is for the caller to see to.
+    Raises `SpecError` for a tensor that `spec` needs and lacks, for one that it does not take, and for one of another
+    shape, dtype or device than `Tensors` and q have. The caller checks the rows of `tree_mask` and `lse`.
     """
     t, lse, fp8 = tensors, tensors.lse, spec.has_fp8_cache
     is_plain = not (fp8 or spec.has_sinks or spec.has_alibi or spec.has_tree_mask)
     if is_plain and t.sinks is t.alibi_slopes is t.q_scale is t.k_scale is t.v_scale is t.tree_mask is lse is None:
-        return PLAIN
+        return NO_FEATURES
     q_heads, kv_heads, device = spec.num_q_heads, spec.num_kv_heads, t.q.device
     for name, tensor, is_taken, dtype, shape in (
         ("sinks", t.sinks, spec.has_sinks, torch.float32, (q_heads,)),
@@ -103,7 +111,10 @@ def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:
 
 
 def check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """Raise `SpecError` for what is no tensor of `shape`, its last axis contiguous; `ANY` stands for any size."""
+    """Raise `SpecError` unless `tensor` has this shape, dtype and device; an axis of `ANY` may have any size.
+
+    The last axis must be contiguous.
+    """
     if not isinstance(tensor, torch.Tensor):
         found = f"a {type(tensor).__name__}"
     elif (
@@ -111,7 +122,7 @@ def check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dt
         and tensor.device == device
         and tensor.dim() == len(shape)
         and all(map(_is_size, tensor.shape, shape))
-        # A scale that is expanded from one element has a stride of 0, and is no row of elements.
+        # A scale expanded from one element has a stride of 0, which the kernels would read past.
         and tensor.stride(-1) == 1
     ):
         return
@@ -126,10 +137,9 @@ def _is_size(size: int, wanted: int) -> bool:
 
 
 def offset_dtype(tensors: Tensors) -> str:
-    """The narrowest dtype, "int32" or "int64", that holds every offset within one head of either cache.
+    """The narrower of "int32" and "int64" that holds every offset within one head of either cache.
 
-    One layer's cache holds so much on hardly any GPU, but several layers may be views of one tensor. Offsets in int32
-    are quicker to compute.
+    Offsets in int32 are quicker to compute. They overflow where several layers are views of one large tensor.
     """
     return "int32" if max(map(_farthest, (tensors.k_cache, tensors.v_cache))) < 2**31 else "int64"
 
@@ -139,56 +149,68 @@ def _farthest(cache: torch.Tensor) -> int:
     return (pages - 1) * cache.stride(0) + (slots - 1) * cache.stride(1) + dim - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Choices of a launcher's user, made with the launcher; no variant says them."""
+
+    # Plan room and programs for more than the batch, as a captured graph has. It promises nothing about later batches.
+    padded: bool = False
+    # Launch only the planned programs, whatever room is reserved. For launches that are not captured.
+    exact_grid: bool = False
+    # The most keys of a segment of short and of long sequences, multiples of 128. A row's result then depends on no
+    # other sequence. None: keys are cut so that the batch is balanced.
+    fixed_split: tuple[int, int] | None = None
+    # Compile the kernels of a launch and keep them in `Launcher.compiled`, instead of launching.
+    compile_only: bool = False
+    # Memory shared with other launchers on the stream. None: the launcher has its own.
+    workspace: Workspace | None = None
+
+
+DEFAULTS = Settings()
+
+
 class Launcher(abc.ABC):
     """One variant of one layer on one GPU, ready to be planned and run.
 
-    `plan` is called once per engine step, `run` once per layer; what `plan` allocates is kept and reused while it is
-    large enough. All calls of one launcher write the same work list and the same partial results: they must be on one
-    stream, or ordered by events as if they were; two streams need two launchers. A captured graph reads the same
-    addresses with the same grid for ever: call `reserve` with the largest batch that it is to serve, then `plan` and
-    capture `run`; after each later `plan` the graph can be replayed.
-
-    May be set before the first plan: `padded`, to make room, and launch programs, for more than the planned batch, as
-    such a graph would have; it promises nothing. `exact_grid`, to launch no more programs than planned, whatever is
-    reserved: for launches that are not captured. `fixed_split`, to cut keys into segments of at most so many, multiples
-    of 128, for tiles of short and of long sequences (of at most `longest_kv` keys where room is reserved): then what a
-    row gives depends on no other sequence. Without it, keys are cut so that the batch is balanced. `workspace`, to
-    share that of other launchers on the stream. Raises `VariantError` when the variant is not valid here.
+    `plan` is called once per engine step, `run` once per layer. Buffers that `plan` allocates are reused while they are
+    large enough. All calls of one launcher write the same work list and partial results, so they must be on one stream,
+    or ordered by events as if they were; two streams need two launchers. A captured graph reads the same addresses with
+    the same grid at each replay: call `reserve` with the largest batch to serve, then `plan`, and capture `run`; after
+    each later `plan` the graph can be replayed. Raises `VariantError` when the variant is not valid here.
     """
 
-    def __init__(self, variant: Variant, spec: AttentionSpec, gpu: Gpu) -> None:
+    def __init__(self, variant: Variant, spec: AttentionSpec, gpu: Gpu, settings: Settings = DEFAULTS) -> None:
         reason = why_invalid(variant, spec, gpu)
         if reason:
             raise VariantError(f"variant {variant.key()!r} cannot run on {gpu.name}: {reason}")
         self.variant = variant
         self.spec = spec
         self.gpu = gpu
-        self.padded = False
-        self.exact_grid = False
-        self.fixed_split: tuple[int, int] | None = None
-        self.longest_kv = 0
-        self.workspace = Workspace()
+        self.settings = settings
+        self.workspace = settings.workspace or Workspace()
         self.reserved: tuple[int, int] | None = None
-        self.compile_only = False
+        self.longest_kv = 0
         self.compiled: list[Any] = []
 
     @abc.abstractmethod
     def plan(self, batch: Batch | Lengths, device: torch.device | str) -> None:
-        """Make the work lists of `batch` and copy them to `device` on its current stream; nothing is synchronised.
+        """Make the work lists of `batch` and copy them to `device` on its current stream, without synchronising.
 
-        An engine that holds lengths as arrays gives `Lengths.of` them. Raises `BatchError` where 32 bits are too few.
+        An engine that holds lengths as arrays passes `Lengths.of` them. Raises `BatchError` where 32 bits are too few.
         """
 
-    def reserve(self, num_seqs: int, num_tokens: int, device: torch.device | str) -> None:
+    def reserve(self, num_seqs: int, num_tokens: int, device: torch.device | str, longest_kv: int = 0) -> None:
         """Make room on `device` for every batch of at most `num_seqs` sequences and `num_tokens` query tokens.
 
-        Of any lengths. From then on `plan` changes no address and no grid, and raises `BatchError` for a larger batch.
-        A launcher that overrides nothing here needs no room.
+        Contexts may have any length, but with a `fixed_split` the room is for sequences of up to `longest_kv` keys.
+        From then on `plan` changes no address and no grid, and raises `BatchError` for a larger batch. A launcher
+        without buffers need not override this.
         """
         self.reserved = (num_seqs, num_tokens)
+        self.longest_kv = longest_kv
 
     def check_reserved(self, num_seqs: int, num_tokens: int) -> None:
-        """Raise `BatchError` when room was reserved, and not for a batch of so many sequences and query tokens."""
+        """Raise `BatchError` for a batch larger than the reserved room, if room was reserved."""
         if self.reserved is not None and (num_seqs > self.reserved[0] or num_tokens > self.reserved[1]):
             raise BatchError(f"room is reserved for up to {self.reserved[0]} sequences and {self.reserved[1]} query "
                              f"tokens, not for {num_seqs} sequences and {num_tokens} query tokens")
@@ -198,43 +220,84 @@ class Launcher(abc.ABC):
         """Launch the planned batch on the current stream. Can be captured in a CUDA graph."""
 
     def workspaces(self) -> tuple[torch.Tensor, ...]:
-        """The partial results that `run` writes and reads again; none where no sequence is split."""
+        """The partial results that `run` writes and reads again; empty where no sequence is split."""
         return ()
 
     def launch_key(self) -> str:
-        """What is equal for two planned launchers that pass the same to their kernels, tensors aside.
+        """A text that two planned launchers share if they pass their kernels the same arguments, tensors aside.
 
-        If they also have the same code, they are one measurement.
+        Launchers that also have the same code are measured once.
         """
         return self.variant.key()
 
     def capacity(self, size: int) -> int:
-        """How many to make room for where `size` are planned: `padded` to the next power of two; 0 stays 0."""
-        return next_power_of_two(size) if self.padded else size
+        """The room to make for `size`: with `padded` the next power of two, else `size`; 0 stays 0."""
+        return next_power_of_two(size) if self.settings.padded else size
 
     def start(self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        """Launch `kernel`, or only compile it and remember the result while `compile_only` is set."""
-        compiled = run_or_compile(kernel, grid, arguments, constants, self.compile_only)
-        if self.compile_only:
+        """Launch `kernel`, or with `compile_only` compile it and keep the result."""
+        compiled = run_or_compile(kernel, grid, arguments, constants, self.settings.compile_only)
+        if self.settings.compile_only:
             self.compiled.append(compiled)
 
 
 def run_or_compile(
     kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any], compile_only: bool
 ) -> Any:
-    """Launch a Triton kernel, or only compile it as that launch would, and give what was compiled."""
-    # Newer Tritons warn, and later ones change the default, when floating-point fusion is not said explicitly.
+    """Launch a Triton kernel, or only compile it for that launch; returns the compiled kernel."""
+    # Triton 3.9 warns, and 3.10 changes the default, when floating-point fusion is not given explicitly.
     return kernel.run(*arguments, grid=grid, warmup=compile_only, enable_fp_fusion=True, **constants)
 
 
-def make_launcher(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> Launcher:
+def make_launcher(variant: Variant, spec: AttentionSpec, gpu: Gpu, settings: Settings = DEFAULTS) -> Launcher:
     """The launcher of `variant`'s template. Raises `VariantError` when the variant is unknown or not valid here."""
     module, _, name = template_of(variant).launcher.partition(":")
-    return getattr(importlib.import_module(module), name)(variant, spec, gpu)
+    launcher = getattr(importlib.import_module(module), name)(variant, spec, gpu, settings)
+    # Interpreted functions have no keys.
+    if not knobs.runtime.interpret:
+        settle_cache_keys(launcher)
+    return launcher
+
+
+def settle_cache_keys(launcher: Launcher) -> None:
+    """Compute the cache keys of all functions that the kernels of `launcher` call, before those of their callers.
+
+    Before Triton 3.8 a kernel's key holds the global constants of a function that it calls only if that function's own
+    key was known by then, for instance because another kernel called it earlier. Then a process that measures would
+    not find the kernels that other processes compiled. (Triton orders constants of one name by address, so constants
+    of one name in two modules must have one value.)
+    """
+    seen: set[int] = set()
+    for each in type(launcher).__mro__:
+        for value in tuple(vars(sys.modules[each.__module__]).values()):
+            if isinstance(value, JITCallable):
+                _settle(value, seen)
+
+
+def _settle(function: Any, seen: set[int]) -> None:
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    for called in _called(function):
+        _settle(called, seen)
+    function.cache_key  # noqa: B018 - Triton keeps the key once it is computed
+
+
+def _called(function: Any) -> Iterator[Any]:
+    """The jitted functions that `function` names, directly or as an attribute of a module, like `max` of `tl.max`."""
+    code, known = function.fn.__code__, function.fn.__globals__
+    for name in code.co_names:
+        value = known.get(name)
+        if isinstance(value, JITCallable):
+            yield value
+        for attribute in code.co_names if isinstance(value, ModuleType) else ():
+            found = getattr(value, attribute, None)
+            if isinstance(found, JITCallable):
+                yield found
 
 
 def query_start_locs(batch: Batch) -> list[int]:
-    """Where each sequence's query tokens start in the packed q, and their total last: [num_seqs + 1]."""
+    """The first query token of each sequence in the packed q, and the total last: [num_seqs + 1]."""
     starts = [0]
     for query_len, _ in batch.sequences:
         starts.append(starts[-1] + query_len)

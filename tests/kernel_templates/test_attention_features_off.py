@@ -15,12 +15,13 @@ import pytest
 from attention_tuner.kernel_templates import template
 
 KERNELS = Path(template.__file__).parent
+COMBINE = "triton_family/combine.py"
 # Through these a kernel knows of features. Those that the host launches keep them, and look at none.
 PARAMETERS = ("features", "WINDOW", "SOFT_CAP")
 SCRIPT = """
 import sys
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.compiler import compile_variant
+from attention_tuner.kernel_templates.launch.compiler import compile_variant
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
@@ -98,7 +99,7 @@ def hashes(folder: Path, *layers: str) -> list[str]:
 def without_features() -> dict[str, str]:
     """The modules that know of features, without them."""
     found: dict[str, str] = {}
-    for name in ("attention.py", "arithmetic.py", "combine.py"):
+    for name in (f"triton_family/{module}.py" for module in ("kernel", "arithmetic", "combine")):
         tree = cast(ast.Module, _WithoutFeatures().visit(ast.parse((KERNELS / name).read_text())))
         found[name] = ast.unparse(ast.fix_missing_locations(tree))
     return found
@@ -122,7 +123,7 @@ def test_kernels_of_plain_layers_are_those_of_a_source_without_features(plain: l
 
 
 def test_code_of_a_feature_that_always_runs_is_noticed(plain: list[str], tmp_path: Path):
-    text = (KERNELS / "combine.py").read_text()
+    text = (KERNELS / COMBINE).read_text()
     always = text.replace("if features.tree_mask is not None:", "if True:")
     assert always != text
-    assert not set(hashes(package(tmp_path, {"combine.py": always}), LAYERS[0])) & set(plain)
+    assert not set(hashes(package(tmp_path, {COMBINE: always}), LAYERS[0])) & set(plain)

@@ -16,10 +16,7 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.registry import template_of, templates, why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.template import Dimension, Template, leaves_keys_whole
-from attention_tuner.kernel_templates.triton_family.fused import FUSED
-from attention_tuner.kernel_templates.triton_family.persistent import PERSISTENT
-from attention_tuner.kernel_templates.triton_family.two_launch import TWO_LAUNCH
-from attention_tuner.kernel_templates.triton_family.unified import UNIFIED
+from attention_tuner.kernel_templates.triton_family.templates import FUSED, PERSISTENT, TWO_LAUNCH, UNIFIED
 from attention_tuner.kernel_templates.variant import Variant
 
 SPEC = AttentionSpec(32, 8, 128)

@@ -16,12 +16,12 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.heuristic import candidates, default_variant
-from attention_tuner.kernel_templates.launch import work_list as work_list_launch
-from attention_tuner.kernel_templates.launch.launcher import Tensors, make_launcher
+from attention_tuner.kernel_templates.launch.launcher import Settings, Tensors, make_launcher
 from attention_tuner.kernel_templates.launch.tiles import FIRST_ROW, SEQ, SLOT, START, STOP
 from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.triton_family import launchers as triton_launchers
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.runtime import launchers
 from attention_tuner.runtime.hybrid_attention import HybridAttention
@@ -156,9 +156,8 @@ CODE = [
 
 @pytest.mark.parametrize("variant", CODE, ids=lambda variant: variant.key())
 def test_what_kernels_are_compiled_with_depends_on_no_batch(variant: Variant, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
-    launcher = make_launcher(variant, GPU_SPEC, TARGETS["sm_90"])
-    launcher.fixed_split = FIXED_SPLIT
+    monkeypatch.setattr(triton_launchers, "INTERPRETED", False)
+    launcher = make_launcher(variant, GPU_SPEC, TARGETS["sm_90"], Settings(fixed_split=FIXED_SPLIT))
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
     def note(kernel: Any, grid: object, arguments: object, constants: dict[str, Any]) -> None:
@@ -215,8 +214,9 @@ def on_a_gpu(variant: Variant, **more: Any) -> HybridAttention:
 @each_sequence
 def test_on_a_gpu_others_would_change_where_keys_are_cut(sequence: tuple[int, int], variant: Variant):
     launcher: Any = make_launcher(variant, layer_of(variant), TARGETS["sm_90"])
+    fixed: Any = make_launcher(variant, layer_of(variant), TARGETS["sm_90"], Settings(fixed_split=FIXED_SPLIT))
 
-    def cuts(batch: Batch, place: int) -> list[list[int]]:
+    def cuts(batch: Batch, place: int, launcher: Any = launcher) -> list[list[int]]:
         items = launcher.work_list(batch).items
         return sorted(items[items[:, SEQ] == place][:, [FIRST_ROW, START, STOP]].tolist())
 
@@ -226,10 +226,9 @@ def test_on_a_gpu_others_would_change_where_keys_are_cut(sequence: tuple[int, in
     # `unified` has one number of segments for all sequences.
     assert all((cuts(*crowd) != alone) == (variant in BALANCED) for crowd in crowds)
     assert all(crowd.num_tokens <= 2048 and crowd.num_seqs <= 64 for crowd, _ in crowds)
-    launcher.fixed_split = FIXED_SPLIT
-    alone = cuts(Batch((sequence,)), 0)
+    alone = cuts(Batch((sequence,)), 0, fixed)
     assert len(alone) > 1
-    assert all(cuts(*crowd) == alone for crowd in crowds)
+    assert all(cuts(*crowd, fixed) == alone for crowd in crowds)
 
 
 @pytest.mark.gpu

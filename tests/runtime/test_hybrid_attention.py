@@ -15,7 +15,7 @@ from attention_tuner.kernel_templates.heuristic import candidates, default_varia
 from attention_tuner.kernel_templates.launch.launcher import Tensors
 from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.triton_family.fused import FUSED
+from attention_tuner.kernel_templates.triton_family.templates import FUSED
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.runtime.hybrid_attention import HybridAttention
 from attention_tuner.runtime.launchers import from_default_table

@@ -37,7 +37,7 @@ def test_a_variant_has_one_launcher_with_room_for_all_steps_so_far():
         launcher = launchers.eager(step(count, query_len), return_lse=False)
         assert launcher.reserved == reserved
         assert launcher.workspace is launchers.workspace
-        assert launcher.exact_grid
+        assert launcher.settings.exact_grid
 
 
 def test_launchers_that_hold_an_outgrown_workspace_are_made_anew():
@@ -55,7 +55,7 @@ def test_a_graph_has_a_launcher_of_its_own_with_room_for_its_largest_step():
     launchers = made_launchers(lambda *_: SPLIT)
     graph = launchers.for_graph(step(3, 2), return_lse=False)
     assert graph.reserved == (3, 6)
-    assert not graph.exact_grid
+    assert not graph.settings.exact_grid
     assert graph is not launchers.for_graph(step(3, 2), return_lse=False)
     assert graph is not launchers.eager(step(3, 2), return_lse=False)
 
@@ -67,7 +67,7 @@ def test_batch_invariant_launchers_are_chosen_for_one_usual_batch(limits: tuple[
     asked: list[BatchBucket] = []
     launchers = made_launchers(lambda _, bucket, *__: asked.append(bucket) or SPLIT, limits, batch_invariant=True)
     for count in (1, 2):
-        assert launchers.eager(step(count), return_lse=False).fixed_split is not None
+        assert launchers.eager(step(count), return_lse=False).settings.fixed_split is not None
     assert asked == [BatchBucket.of(Batch.parse(usual))] * 2
 
 

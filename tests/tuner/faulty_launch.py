@@ -36,7 +36,7 @@ class FaultyLauncher(Launcher):
         self.batch = batch
         self.right: torch.Tensor | None = None
         self.scratch = torch.zeros(2, dtype=torch.int32, device=device)
-        if self._fault("out_of_memory") and not self.compile_only:
+        if self._fault("out_of_memory") and not self.settings.compile_only:
             self._exhaust(torch.device(device))
 
     def run(self, tensors: Tensors) -> None:
@@ -57,7 +57,7 @@ class FaultyLauncher(Launcher):
             "num_warps": 1,
         }
         self.start(touch_kernel, (1,), arguments, constants)
-        if self.compile_only:
+        if self.settings.compile_only:
             return
         if self.right is None:
             # Only the first launch after a plan is checked; others may be captured in a graph.

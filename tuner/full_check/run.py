@@ -15,9 +15,8 @@ import torch
 from ...kernel_templates.batch import Batch
 from ...kernel_templates.errors import BatchError
 from ...kernel_templates.gpu import INTERPRETER, Gpu
-from ...kernel_templates.launch.cache_keys import settled_launcher
 from ...kernel_templates.launch.device import present_gpu
-from ...kernel_templates.launch.launcher import Launcher, Tensors
+from ...kernel_templates.launch.launcher import Launcher, Settings, Tensors, make_launcher
 from ...kernel_templates.oracle.inputs import make_tensors
 from ...kernel_templates.outcome import CaseResult, Check
 from ...kernel_templates.spec import AttentionSpec
@@ -75,7 +74,8 @@ def run_case(variant: Variant, case: Case, gpu: Gpu, checker: Checker | None) ->
     try:
         if checker is None:
             raise torch.OutOfMemoryError
-        check, reason = _launched(settled_launcher(variant, checker.spec, gpu), checker, case)
+        settings = Settings(padded=case.way == "padded", fixed_split=FIXED_SPLIT if case.way == "fixed" else None)
+        check, reason = _launched(make_launcher(variant, checker.spec, gpu, settings), checker, case)
     except torch.OutOfMemoryError:
         if not case.needs_gpu:
             raise
@@ -103,8 +103,6 @@ def case_bytes(spec: AttentionSpec, case: Case) -> int:
 def _launched(launcher: Launcher, checker: Checker, case: Case) -> tuple[Check | None, str]:
     """The check of `case`, None where it is moot, and why it is or why it failed in spite of the check."""
     device = checker.device
-    launcher.padded = case.way == "padded"
-    launcher.fixed_split = FIXED_SPLIT if case.way == "fixed" else None
     if case.past == "partials":
         launcher.plan(case.batch, device)
         if max((space.numel() for space in launcher.workspaces()), default=0) <= _OFFSETS:

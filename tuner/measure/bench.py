@@ -9,9 +9,8 @@ import torch
 
 from ...kernel_templates.batch import minimum_traffic
 from ...kernel_templates.gpu import Gpu
-from ...kernel_templates.launch.cache_keys import settled_launcher
 from ...kernel_templates.launch.device import present_uuid
-from ...kernel_templates.launch.launcher import Launcher, Tensors
+from ...kernel_templates.launch.launcher import Launcher, Settings, Tensors, make_launcher
 from ...kernel_templates.oracle.inputs import make_tensors
 from ...kernel_templates.outcome import Regime, Timed, Wrong
 from ...kernel_templates.task import Task
@@ -50,8 +49,8 @@ class Workbench:
 
         Its grid is that of the regime: as an engine would capture it, or just what the batch needs.
         """
-        launcher = settled_launcher(variant, self.task.spec, self.gpu)
-        launcher.padded = regime.capture == "graph" and not self.gpu.is_interpreter
+        padded = regime.capture == "graph" and not self.gpu.is_interpreter
+        launcher = make_launcher(variant, self.task.spec, self.gpu, Settings(padded=padded))
         return launcher, plan_ms(launcher, self.task.batch, self.device)
 
     def checker(self, seed: int) -> Checker:
@@ -65,15 +64,16 @@ class Workbench:
     def stopwatch(self, launcher: Launcher, regime: Regime, is_loaded: bool = False) -> Stopwatch[Tensors]:
         """A stopwatch on `launcher`, which has been run before if it `is_loaded`, in `regime` or the interpreter's.
 
-        A launcher that cannot be captured is planned anew, with the grid of eager launches.
+        A launch that cannot be captured is timed with the grid of eager launches, by a new launcher.
         """
         if self.gpu.is_interpreter:
             regime = Regime("interpreter")
         buffers = self.buffers(regime)
-        watch = Stopwatch(launcher.run, buffers, regime, self.flush(len(buffers), regime), is_loaded)
-        if launcher.padded and watch.regime.capture == "eager":
-            launcher.padded = False
-            launcher.plan(self.task.batch, self.device)
+        flush = self.flush(len(buffers), regime)
+        watch = Stopwatch(launcher.run, buffers, regime, flush, is_loaded)
+        if launcher.settings.padded and watch.regime.capture == "eager":
+            launcher, _ = self.planned(launcher.variant, watch.regime)
+            watch = Stopwatch(launcher.run, buffers, watch.regime, flush)
         return watch
 
     def buffers(self, regime: Regime) -> list[Tensors]:

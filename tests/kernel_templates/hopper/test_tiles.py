@@ -12,7 +12,7 @@ from triton import knobs
 COMPILE = """
 import sys
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.compiler import compile_variant
+from attention_tuner.kernel_templates.launch.compiler import compile_variant
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant

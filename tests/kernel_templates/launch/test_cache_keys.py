@@ -15,7 +15,7 @@ BATCH = Batch.parse("1x64@100,2x1@100")
 COMPILE = """
 import os, sys
 from attention_tuner.kernel_templates.batch import Batch
-from attention_tuner.kernel_templates.compiler import compile_variant
+from attention_tuner.kernel_templates.launch.compiler import compile_variant
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
@@ -25,13 +25,13 @@ for variant in sys.argv[3:]:
 print(*sorted(os.listdir(os.environ["TRITON_CACHE_DIR"])))
 """
 SETTLE = """
-from attention_tuner.kernel_templates import attention
-from attention_tuner.kernel_templates.cache_keys import settle_cache_keys
-from attention_tuner.kernel_templates.fused_launch import FusedLauncher
+from attention_tuner.kernel_templates.launch.launcher import settle_cache_keys
+from attention_tuner.kernel_templates.triton_family import kernel
+from attention_tuner.kernel_templates.triton_family.launchers import FusedLauncher
 settle_cache_keys(object.__new__(FusedLauncher))
 def constants(function):
     return {name for name, _ in function.used_global_vals}
-print(attention.attention_kernel.hash is not None, constants(attention.attend) <= constants(attention.attention_kernel))
+print(kernel.attention_kernel.hash is not None, constants(kernel.attend) <= constants(kernel.attention_kernel))
 """
 
 

@@ -18,8 +18,8 @@ from attention_tuner.kernel_templates.limits import SCRATCH_BYTES, Body, is_tma,
 from attention_tuner.kernel_templates.outcome import StaticFacts
 from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.triton_family.fused import bodies as fused_bodies
-from attention_tuner.kernel_templates.triton_family.unified import bodies as unified_bodies
+from attention_tuner.kernel_templates.triton_family.templates import bodies as fused_bodies
+from attention_tuner.kernel_templates.triton_family.templates import unified_body as unified_bodies
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.processes.compile import CompileJob, CompilePool
 

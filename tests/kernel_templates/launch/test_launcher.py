@@ -9,8 +9,9 @@ from attention_tuner.kernel_templates.errors import BatchError, SpecError, Varia
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.launch.launcher import (
-    PLAIN,
+    NO_FEATURES,
     Launcher,
+    Settings,
     Tensors,
     features_of,
     make_launcher,
@@ -38,11 +39,10 @@ def test_query_tokens_start_one_sequence_after_the_other():
 
 
 def test_what_is_padded_has_room_for_the_next_power_of_two():
-    launcher = make_launcher(default_variant(SPEC, BATCH, 16), SPEC, INTERPRETER)
-    sizes = (0, 1, 2, 3, 64, 65, 1000)
-    assert [launcher.capacity(size) for size in sizes] == list(sizes)
-    launcher.padded = True
-    assert [launcher.capacity(size) for size in sizes] == [0, 1, 2, 4, 64, 128, 1024]
+    sizes = [0, 1, 2, 3, 64, 65, 1000]
+    for padded, expected in ((False, sizes), (True, [0, 1, 2, 4, 64, 128, 1024])):
+        launcher = make_launcher(default_variant(SPEC, BATCH, 16), SPEC, INTERPRETER, Settings(padded=padded))
+        assert [launcher.capacity(size) for size in sizes] == expected
 
 
 def test_a_launch_is_a_variants_own_where_its_template_knows_no_better():
@@ -80,11 +80,11 @@ def tensors(**features: Any) -> Tensors:
 
 
 def test_the_features_of_a_launch_are_its_tensors():
-    assert features_of(tensors(), SPEC) is PLAIN
-    assert features_of(tensors(lse=LSE), SPEC) == PLAIN._replace(lse=LSE, stride_lse=4)
+    assert features_of(tensors(), SPEC) is NO_FEATURES
+    assert features_of(tensors(lse=LSE), SPEC) == NO_FEATURES._replace(lse=LSE, stride_lse=4)
     found = features_of(tensors(sinks=SINKS), AttentionSpec(4, 2, 64, has_sinks=True))
     assert found.sinks is SINKS
-    assert found == PLAIN._replace(sinks=SINKS)
+    assert found == NO_FEATURES._replace(sinks=SINKS)
 
 
 @pytest.mark.parametrize(("more", "given", "message"), [

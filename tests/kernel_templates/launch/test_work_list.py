@@ -7,12 +7,11 @@ import torch
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
-from attention_tuner.kernel_templates.launch import work_list as work_list_launch
-from attention_tuner.kernel_templates.launch.launcher import Launcher, make_launcher
-from attention_tuner.kernel_templates.launch.work_list import indexed
+from attention_tuner.kernel_templates.launch.launcher import Launcher, Settings, make_launcher
 from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.triton_family import launchers
 from attention_tuner.kernel_templates.variant import Value, Variant
 from attention_tuner.tuner.measure.check import Checker
 
@@ -69,8 +68,7 @@ def test_padding_launches_a_power_of_two_and_changes_no_result(variant: Variant)
     outputs: list[torch.Tensor] = []
     programs: list[list[int]] = []
     for padded in (False, True):
-        launcher = make_launcher(variant, SPEC, INTERPRETER)
-        launcher.padded = padded
+        launcher = make_launcher(variant, SPEC, INTERPRETER, Settings(padded=padded))
         grids = launched_grids(launcher)
         assert checker.check(launcher).passed
         outputs.append(checker.tensors.out.clone())
@@ -82,8 +80,7 @@ def test_padding_launches_a_power_of_two_and_changes_no_result(variant: Variant)
 
 
 def test_a_captured_grid_serves_another_batch_of_its_size():
-    launcher = make_launcher(SPLIT, SPEC, INTERPRETER)
-    launcher.padded = True
+    launcher = make_launcher(SPLIT, SPEC, INTERPRETER, Settings(padded=True))
     grids = launched_grids(launcher)
     large, small = (Checker(SPEC, Batch.parse(text), 16, "cpu") for text in ("3x1@70", "2x1@50,1x4@3"))
     assert large.check(launcher).passed
@@ -123,8 +120,7 @@ def test_programs_past_the_list_do_nothing(order: str):
 
 
 def launch_key(variant: Variant, batch: str = "1x12@5,2x1@70", padded: bool = False) -> str:
-    launcher = make_launcher(variant, SPEC, INTERPRETER)
-    launcher.padded = padded
+    launcher = make_launcher(variant, SPEC, INTERPRETER, Settings(padded=padded))
     launcher.plan(Batch.parse(batch), "cpu")
     return launcher.launch_key()
 
@@ -138,8 +134,7 @@ def test_launches_of_one_work_list_have_one_key():
 
 
 def test_the_key_is_of_what_was_planned_last_and_not_of_what_was_there_before():
-    launcher = make_launcher(SPLIT, SPEC, INTERPRETER)
-    launcher.padded = True
+    launcher = make_launcher(SPLIT, SPEC, INTERPRETER, Settings(padded=True))
     launcher.plan(Batch.parse("3x1@100"), "cpu")
     before = launcher.launch_key()
     launcher.plan(Batch.parse("2x1@90"), "cpu")
@@ -167,11 +162,10 @@ def test_the_reduction_is_launched_early_where_there_is_one_and_the_gpu_can(
 
 @pytest.mark.parametrize(("text", "rows"), [("1x1@60000", 1), ("32x1@60000", 1), ("33x1@60000", 4), ("1x512@6000", 4)])
 def test_a_row_has_a_program_of_its_own_where_all_run_at_once(text: str, rows: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
-    monkeypatch.setattr(work_list_launch, "COMBINE_ROWS", 4)
+    monkeypatch.setattr(launchers, "INTERPRETED", False)
+    monkeypatch.setattr(launchers, "COMBINE_ROWS", 4)
     for padded in (False, True):
-        launcher = make_launcher(SPLIT, AttentionSpec(32, 8, 64), TARGETS["sm_90"])
-        launcher.padded = padded
+        launcher = make_launcher(SPLIT, AttentionSpec(32, 8, 64), TARGETS["sm_90"], Settings(padded=padded))
         found: list[tuple[tuple[int, ...], dict[str, Any]]] = []
         launcher.start = lambda kernel, grid, arguments, constants, found=found: found.append((grid, constants))
         launcher.plan(Batch.parse(text), "cpu")
@@ -182,10 +176,9 @@ def test_a_row_has_a_program_of_its_own_where_all_run_at_once(text: str, rows: i
 
 @pytest.mark.parametrize("text", ["1x1@9", "1x1@60000", "64x1@60000"])
 def test_compiled_ahead_are_the_reductions_of_all_batches(text: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
-    monkeypatch.setattr(work_list_launch, "COMBINE_ROWS", 4)
-    launcher = make_launcher(SPLIT, AttentionSpec(32, 8, 64), TARGETS["sm_90"])
-    launcher.compile_only = True
+    monkeypatch.setattr(launchers, "INTERPRETED", False)
+    monkeypatch.setattr(launchers, "COMBINE_ROWS", 4)
+    launcher = make_launcher(SPLIT, AttentionSpec(32, 8, 64), TARGETS["sm_90"], Settings(compile_only=True))
     found: list[dict[str, Any]] = []
     launcher.start = lambda kernel, grid, arguments, constants: found.append(constants)
     launcher.plan(Batch.parse(text), "cpu")
@@ -194,17 +187,16 @@ def test_compiled_ahead_are_the_reductions_of_all_batches(text: str, monkeypatch
 
 
 def test_the_first_reduction_has_the_other_compiled_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
-    monkeypatch.setattr(work_list_launch, "COMBINE_ROWS", 4)
+    monkeypatch.setattr(launchers, "INTERPRETED", False)
+    monkeypatch.setattr(launchers, "COMBINE_ROWS", 4)
     spec = AttentionSpec(32, 8, 64)
     tensors = Checker(spec, Batch.parse("1x1@5"), 16, "cpu").tensors
     for fixed_split in (None, (1024, 8192)):
         found: list[tuple[int, bool]] = []
         kernel = SimpleNamespace(run=lambda *_, warmup, ROWS, found=found, **others: found.append((ROWS, warmup)))
-        monkeypatch.setattr(work_list_launch, "combine_kernel", kernel)
-        monkeypatch.setattr(work_list_launch, "attention_kernel", SimpleNamespace(run=lambda *_, **others: None))
-        launcher = make_launcher(SPLIT, spec, TARGETS["sm_90"])
-        launcher.fixed_split = fixed_split
+        monkeypatch.setattr(launchers, "combine_kernel", kernel)
+        monkeypatch.setattr(launchers, "attention_kernel", SimpleNamespace(run=lambda *_, **others: None))
+        launcher = make_launcher(SPLIT, spec, TARGETS["sm_90"], Settings(fixed_split=fixed_split))
         for text in ("64x1@60000", "1x1@60000"):
             launcher.plan(Batch.parse(text), "cpu")
             launcher.run(tensors)
@@ -212,12 +204,11 @@ def test_the_first_reduction_has_the_other_compiled_once(monkeypatch: pytest.Mon
 
 
 def test_room_for_a_large_batch_decides_how_many_rows_a_program_merges(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(work_list_launch, "INTERPRETED", False)
-    monkeypatch.setattr(work_list_launch, "COMBINE_ROWS", 4)
+    monkeypatch.setattr(launchers, "INTERPRETED", False)
+    monkeypatch.setattr(launchers, "COMBINE_ROWS", 4)
     rows: list[int] = []
     for num_seqs, exact_grid in ((None, False), (1, False), (256, False), (256, True)):
-        launcher = make_launcher(SPLIT, AttentionSpec(32, 8, 64), TARGETS["sm_90"])
-        launcher.exact_grid = exact_grid
+        launcher = make_launcher(SPLIT, AttentionSpec(32, 8, 64), TARGETS["sm_90"], Settings(exact_grid=exact_grid))
         if num_seqs:
             launcher.reserve(num_seqs, num_seqs, "cpu")
         launcher.plan(Batch.parse("1x1@60000"), "cpu")
@@ -270,16 +261,6 @@ def test_a_reserved_launcher_keeps_its_grid_and_its_addresses_and_says_what_is_t
         launcher.plan(Batch.parse("1x21@0"), "cpu")
 
 
-def test_a_device_is_named_as_tensors_name_it():
-    assert indexed("cpu") == torch.empty(1).device
-    assert indexed("cuda:1") == torch.device("cuda", 1)
-
-
-@pytest.mark.gpu
-def test_the_current_gpu_is_named_as_tensors_name_it():
-    assert indexed("cuda") == torch.empty(1, device="cuda").device
-
-
 @pytest.mark.parametrize(("name", "one", "other"), [
     ("persistent", {"programs_per_sm": 1}, {"programs_per_sm": 2}),
     ("gluon_hopper", {"dispatch": "grid"}, {"dispatch": "persistent"}),
@@ -309,7 +290,7 @@ def test_offsets_of_both_widths_give_the_same_bits(template: str, monkeypatch: p
     launcher.plan(batch, "cpu")
     outs: list[torch.Tensor] = []
     for dtype in ("int32", "int64"):
-        monkeypatch.setattr(work_list_launch, "offset_dtype", lambda _, dtype=dtype: dtype)
+        monkeypatch.setattr(launchers, "offset_dtype", lambda _, dtype=dtype: dtype)
         launcher.run(tensors)
         outs.append(tensors.out.clone())
         tensors.out.zero_()

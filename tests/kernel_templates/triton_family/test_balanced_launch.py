@@ -4,7 +4,7 @@ import torch
 from attention_tuner.kernel_templates.batch import SHORT_QUERY, Batch
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.triton_family.fused_launch import FusedLauncher
+from attention_tuner.kernel_templates.triton_family.launchers import FusedLauncher
 from attention_tuner.kernel_templates.variant import Variant
 
 VALUES = {

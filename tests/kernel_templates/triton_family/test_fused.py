@@ -4,7 +4,7 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.triton_family.fused import FUSED, bodies
+from attention_tuner.kernel_templates.triton_family.templates import FUSED, bodies
 from attention_tuner.kernel_templates.variant import Variant
 
 SPEC = AttentionSpec(32, 8, 128)

@@ -5,7 +5,7 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.triton_family.fused_launch import FusedLauncher
+from attention_tuner.kernel_templates.triton_family.launchers import FusedLauncher
 from attention_tuner.kernel_templates.variant import Variant
 
 VALUES = {

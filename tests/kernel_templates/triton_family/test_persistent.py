@@ -3,8 +3,7 @@ import pytest
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.triton_family.fused import FUSED
-from attention_tuner.kernel_templates.triton_family.persistent import PERSISTENT
+from attention_tuner.kernel_templates.triton_family.templates import FUSED, PERSISTENT
 from attention_tuner.kernel_templates.variant import Variant
 
 

@@ -3,7 +3,7 @@ from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.triton_family.two_launch import TWO_LAUNCH, long_body, short_body
+from attention_tuner.kernel_templates.triton_family.templates import TWO_LAUNCH, long_body, short_body
 from attention_tuner.kernel_templates.variant import Variant
 
 VARIANT = Variant.of("two_launch", 16, {

@@ -6,7 +6,7 @@ from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.launch.launcher import make_launcher
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.triton_family.two_launch_launch import TwoLaunchLauncher
+from attention_tuner.kernel_templates.triton_family.launchers import TwoLaunchLauncher
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.check import Checker
 

@@ -3,7 +3,7 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.triton_family.unified_launch import UnifiedLauncher
+from attention_tuner.kernel_templates.triton_family.launchers import UnifiedLauncher
 from attention_tuner.kernel_templates.variant import Variant
 
 

@@ -14,8 +14,8 @@ import torch
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import BatchError
-from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
-from attention_tuner.kernel_templates.launch.launcher import Launcher, Tensors
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
+from attention_tuner.kernel_templates.launch.launcher import Launcher, Settings, Tensors
 from attention_tuner.kernel_templates.oracle.reference import paged_attention
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
@@ -43,7 +43,7 @@ class EagerLauncher(Launcher):
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
         self.spec, self.variant = SPEC, VARIANT
-        self.padded, self.reserved, self.fixed_split = False, None, None
+        self.settings, self.reserved = Settings(), None
         self.runs = 0
         self.batches: list[Batch] = []
 
@@ -55,9 +55,9 @@ class EagerLauncher(Launcher):
     def run(self, tensors: Tensors) -> None:
         self.runs += 1
         out, lse = paged_attention(tensors, self.batches[-1], SPEC, tensors.q.dtype)
-        if (self.fault == "grid" and self.padded) or (self.fault == "room" and self.reserved is not None):
+        if (self.fault == "grid" and self.settings.padded) or (self.fault == "room" and self.reserved is not None):
             out[3] = 0
-        if self.fault == "split" and self.fixed_split is not None:
+        if self.fault == "split" and self.settings.fixed_split is not None:
             out[3] = 0
         if self.fault == "lse again" and self.runs == 2:
             lse[3, 0] += lse[3, 0].abs() * 2**-20
@@ -77,8 +77,18 @@ class EagerLauncher(Launcher):
         return (torch.empty(3),)
 
 
+def use(monkeypatch: pytest.MonkeyPatch, launcher: Launcher) -> None:
+    """Make `run_case` run `launcher`, with the settings that it asks for."""
+
+    def make(variant: Variant, spec: AttentionSpec, gpu: Gpu, settings: Settings) -> Launcher:
+        launcher.settings = settings
+        return launcher
+
+    monkeypatch.setattr(full_check_run, "make_launcher", make)
+
+
 def result(monkeypatch: pytest.MonkeyPatch, launcher: Launcher, case: Case) -> tuple[str, str]:
-    monkeypatch.setattr(full_check_run, "settled_launcher", lambda *_: launcher)
+    use(monkeypatch, launcher)
     found = run_case(VARIANT, case, INTERPRETER, make_checker(SPEC, 16, case, "cpu"))
     assert found.name == case.name
     return found.state, found.reason
@@ -196,7 +206,7 @@ def said_by(monkeypatch: pytest.MonkeyPatch, status: int, stdout: str, stderr: s
 def test_what_the_watched_process_found_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str, expected: str
 ) -> None:
-    monkeypatch.setattr(full_check_run, "settled_launcher", lambda *_: EagerLauncher(fault))
+    use(monkeypatch, EagerLauncher(fault))
     status = 0
     try:
         run_sanitized(SPEC.key(), VARIANT.key())

@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any, cast
+
 import pytest
 import torch
 
@@ -54,17 +57,17 @@ def test_only_captured_launches_have_the_grid_of_a_captured_one(capture: str, pa
     bench = Workbench(TASK, TARGETS["sm_90"])
     bench.device = "cpu"
     launcher, plan_ms = bench.planned(DEFAULT, Regime(capture))
-    assert launcher.padded == padded
+    assert launcher.settings.padded == padded
     assert plan_ms > 0
-    assert not Workbench(TASK, INTERPRETER).planned(DEFAULT, Regime(capture))[0].padded
+    assert not Workbench(TASK, INTERPRETER).planned(DEFAULT, Regime(capture))[0].settings.padded
 
 
 def test_a_launch_that_cannot_be_captured_gets_the_grid_of_eager_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     class Eager:
         regime = Regime("eager")
 
-        def __init__(self, *_: object) -> None:
-            pass
+        def __init__(self, run: Callable[..., object], *_: object) -> None:
+            self.launcher: Any = cast("Any", run).__self__
 
     monkeypatch.setattr(workbench, "Stopwatch", Eager)
     monkeypatch.setattr(Workbench, "buffers", lambda *_: [])
@@ -72,9 +75,9 @@ def test_a_launch_that_cannot_be_captured_gets_the_grid_of_eager_launches(monkey
     bench.device = "cpu"
     launcher, _ = bench.planned(DEFAULT, Regime("graph"))
     items = launcher._num_items  # pyright: ignore
-    bench.stopwatch(launcher, Regime("graph"))
-    assert not launcher.padded
-    assert launcher._num_items < items  # pyright: ignore
+    watch: Any = bench.stopwatch(launcher, Regime("graph"))
+    assert not watch.launcher.settings.padded
+    assert watch.launcher._num_items < items
 
 
 @pytest.mark.gpu
