@@ -1,5 +1,4 @@
-"""Which page size to serve with: what the tuned batches take with each, and how much of the cache is lost to pages that
-are not full."""
+"""The comparison of page sizes: the times of tuned batches, and the cache memory lost to pages that are not full."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ _NUMBERS = re.compile(r"[0-9]+([\s,]+[0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class PageSize:
-    """What one page size costs: the milliseconds that each batch takes in all layers, and the cache's memory.
-
-    `held_bytes` are those of all pages that the sequences need, and `lost_bytes` the part of them that holds no token.
-    """
+    """The time and the memory that one page size costs."""
 
     page_size: int
+    # The time of each batch in all layers.
     times_ms: tuple[float, ...]
+    # All pages that the sequences need.
     held_bytes: int
+    # The part of them that holds no token.
     lost_bytes: int
 
     @property
@@ -46,23 +45,23 @@ class PageSize:
 
     @property
     def lost_share(self) -> float:
-        """The part of the pages' memory that holds no token."""
+        """The share of the pages' memory that holds no token."""
         return self.lost_bytes / self.held_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Page sizes, by size, on one GPU and in one regime, over `batches` that were tuned with all of them.
-
-    `left_out` are batches that were tuned with some of them only, each with the sizes that it lacks. `is_mixed` is true
-    where not all were measured with the same Triton, torch and driver.
-    """
+    """Page sizes compared on one GPU and in one regime."""
 
     gpu: Gpu
     regime: Regime
+    # The batches that were tuned with all sizes.
     batches: tuple[Batch, ...]
+    # In ascending order.
     sizes: tuple[PageSize, ...]
+    # Batches that were tuned with some of the sizes, each with those that it lacks.
     left_out: Mapping[Batch, tuple[int, ...]]
+    # True if not all were measured with the same Triton, torch and driver.
     is_mixed: bool = False
 
     def slowdown(self, size: PageSize) -> float:
@@ -70,13 +69,13 @@ class Comparison:
         return size.mean_ms / min(each.mean_ms for each in self.sizes) - 1
 
     def recommended(self, within: float) -> PageSize:
-        """The size that loses the least memory of those at most `within` per cent slower than the fastest."""
+        """Of the sizes at most `within` percent slower than the fastest, the one that loses the least memory."""
         eligible = [size for size in self.sizes if self.slowdown(size) <= within / 100]
         return min(eligible, key=lambda size: (size.lost_bytes, size.mean_ms))
 
 
 def token_bytes(layers: Mapping[AttentionSpec, int]) -> int:
-    """The bytes of the keys and values of one token, in all `layers`, of which each spec has so many."""
+    """The bytes of the keys and values of one token in all layers; `layers` counts those of each spec."""
     return sum(count * spec.num_kv_heads * (spec.head_dim + spec.value_dim) * spec.kv_element_bytes
                for spec, count in layers.items())
 
@@ -85,11 +84,10 @@ def compare(
     configs: Iterable[BestConfig], layers: Mapping[AttentionSpec, int], pages: Sequence[int] = (),
     lengths: Sequence[int] = (),
 ) -> list[Comparison]:
-    """The page sizes compared over those of `configs` that can run, for each GPU and regime where two or more can be.
+    """Compare page sizes by the `configs` that can run, for each GPU and regime with two sizes or more.
 
-    `layers` says how many layers of each spec a model has: a batch takes the time of all. `pages` are the sizes, none
-    meaning all that any batch was tuned with; `lengths` are those of the sequences that the cache holds, none meaning
-    those of the batches.
+    `layers` counts the layers of each spec in a model: the time of a batch is that of all layers. `pages` are the sizes
+    to compare, by default all; `lengths` are those of the sequences in the cache, by default those of the batches.
     """
     times: dict[tuple[str, int, Regime], dict[tuple[Batch, int], dict[AttentionSpec, float]]] = {}
     gpus: dict[tuple[str, int, Regime], Gpu] = {}
@@ -100,7 +98,7 @@ def compare(
             continue
         where = (config.gpu.name, config.gpu.num_sms, config.timing.regime)
         gpus[where] = config.gpu
-        # Templates have sources of their own, which may well differ.
+        # Templates have different kernel sources.
         versions[where].add(replace(config.environment, kernel_hash=""))
         of_batch = times.setdefault(where, defaultdict(dict))[Batch.parse(config.batch), page_size]
         of_batch[spec] = layers[spec] * config.timing.median_ms
@@ -134,9 +132,9 @@ def _compared(
 
 
 def read_lengths(text: str) -> tuple[int, ...]:
-    """The lengths of sequences, in tokens, that `text` is: joined by commas, or the path of a file of them.
+    """Read lengths of sequences in tokens: numbers joined by commas, or the path of a file of them.
 
-    The file holds whole numbers with commas or white space between them, or a JSON list. Raises `InputError`.
+    The file holds whole numbers separated by commas or white space, or a JSON list. Raises `InputError`.
     """
     content = text
     if not _NUMBERS.fullmatch(text.strip()):
@@ -155,7 +153,7 @@ def read_lengths(text: str) -> tuple[int, ...]:
 
 def _numbers(content: str) -> list[int]:
     if _NUMBERS.fullmatch(content):
-        # Longer numbers are no lengths, and Python refuses to read very long ones.
+        # Python refuses to read very long numbers, which are no lengths anyway.
         return [int(word) if len(word) <= len(str(MAX_TOKENS)) else -1 for word in re.split(r"[\s,]+", content)]
     try:
         parsed: object = json.loads(content)

@@ -1,7 +1,7 @@
-"""A recording: what came of every variant of a declared grid on some tasks, in one compact file.
+"""A recording: the outcomes of every variant of a declared grid on some tasks, in one compact file.
 
-The file is JSON, compressed with gzip where its name ends in `.gz`. Variants, codes and reasons are written once; what
-came of a task's variants stands in columns, one entry for each variant, so that most of the file compresses away.
+The file is JSON, compressed with gzip if its name ends in `.gz`. Variants, codes and reasons are written once; the
+outcomes of a task are columns with one entry for each variant, which compress well.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..search_spaces.files import find_by_suffix
 
 FORMAT = "attention-tuner recording"
 VERSION = 1
-# Milliseconds and seconds are kept to so many digits: a stopwatch of 0.5 us has no more.
+# Digits of milliseconds and seconds: the stopwatch's resolution of 0.5 us gives no more.
 DIGITS = 6
 _COLUMNS = ("outcome", "samples_ms", "regime", "plan_ms", "worst_ratio", "stage", "reason", "seconds")
 
@@ -76,16 +76,15 @@ def is_measured(outcome: Outcome) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Everything that was recorded of `grid` on `gpu`; `trials` holds what came of each task's variants.
+    """The outcomes of all variants of a grid on one GPU."""
 
-    `environments` are those of the templates, `regime` the one that was asked for, and `recorded_at` when the first and
-    the last trial ended, ISO 8601 in UTC.
-    """
-
+    # The name of the grid.
     grid: str
     gpu: Gpu
     regime: Regime
+    # By template.
     environments: Mapping[str, Environment]
+    # The ends of the first and of the last trial, ISO 8601 in UTC.
     recorded_at: tuple[str, str]
     trials: Mapping[Task, Mapping[Variant, Recorded]]
 
@@ -95,27 +94,27 @@ class Recording:
         return tuple(self.trials)
 
     def variants(self, task: Task) -> tuple[Variant, ...]:
-        """The variants recorded for `task`, whatever came of them: none for another task."""
+        """The variants recorded for `task`, none for a task that is not recorded."""
         return tuple(self.trials.get(task, ()))
 
     def recorded(self, task: Task, variant: Variant) -> Recorded | None:
-        """What came of `variant` on `task` and what it cost, None where that was not recorded."""
+        """The outcome of `variant` on `task` with its cost, None if not recorded."""
         return self.trials.get(task, {}).get(variant)
 
     def outcome(self, task: Task, variant: Variant) -> Outcome | None:
-        """What came of `variant` on `task`, None where that was not recorded."""
+        """The outcome of `variant` on `task`, None if not recorded."""
         found = self.recorded(task, variant)
         return None if found is None else found.outcome
 
     def optimum(self, task: Task) -> Timed | None:
-        """The timed outcome of `task` with the least median, None where none was timed."""
+        """The fastest timed outcome of `task` by its median, None if none was timed."""
         timed = [r.outcome for r in self.trials.get(task, {}).values() if isinstance(r.outcome, Timed)]
         return min(timed, key=lambda outcome: outcome.timing.median_ms, default=None)
 
     def measurements(self, task: Task) -> int:
-        """How many of the timed variants of `task` were measured: those with the same code and raw samples once.
+        """The number of measurements of `task`: timed variants with the same code and raw samples count once.
 
-        Of twins, which have the same code and launch, one is measured, and the others take its times over.
+        Of twins, which have the same code and launch, only one is measured.
         """
         timed = [(r.facts and r.facts.code_hash, r.outcome.timing.samples_ms)
                  for r in self.trials.get(task, {}).values() if isinstance(r.outcome, Timed)]
@@ -130,7 +129,7 @@ class Recording:
     def load(cls, name_or_path: str | Path) -> Recording:
         """Read a shipped recording by its name, or the file at a path.
 
-        Raises `ModelError` when there is none, and `StoreError`, naming the file, for one that is no recording.
+        Raises `ModelError` if there is none, and `StoreError`, naming the file, if it is no recording.
         """
         path = find_by_suffix(str(name_or_path), "recordings", "recording", (".json.gz", ".json"))
         try:
@@ -144,7 +143,7 @@ class Recording:
             raise StoreError(f"{str(path)!r} cannot be read as a recording of version {VERSION}: {what}") from error
 
     def save(self, path: Path) -> None:
-        """Write the file at `path`, as a whole or not at all. The same recording makes the same bytes."""
+        """Write the file at `path`, whole or not at all. Equal recordings give equal bytes."""
         text = json.dumps(_written(self), separators=(",", ":"), allow_nan=False).encode()
         partial = path.with_name(f".{path.name}.partial")
         partial.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
@@ -152,20 +151,21 @@ class Recording:
 
 
 class _Table:
-    """Distinct values in the order in which they were first seen, and the place of each."""
+    """Distinct values, numbered in the order in which they were first seen."""
 
     def __init__(self) -> None:
-        self.places: dict[Any, int] = {}
+        self.numbers: dict[Any, int] = {}
 
-    def place(self, value: Any) -> int:
-        return self.places.setdefault(value, len(self.places))
+    def number(self, value: Any) -> int:
+        return self.numbers.setdefault(value, len(self.numbers))
 
 
 def _written(recording: Recording) -> dict[str, Any]:
     variants, codes, texts = _Table(), _Table(), _Table()
+    # The tables are filled on the way.
     tasks = [_task_written(task, trials, (variants, codes, texts)) for task, trials in recording.trials.items()]
     groups: dict[tuple[object, ...], dict[str, Any]] = {}
-    for number, variant in enumerate(variants.places):
+    for number, variant in enumerate(variants.numbers):
         names = tuple(name for name, _ in variant.values)
         group = groups.setdefault((variant.template, variant.page_size, names), {"numbers": [], "values": []})
         group["numbers"].append(number)
@@ -179,8 +179,8 @@ def _written(recording: Recording) -> dict[str, Any]:
         "regime": str(recording.regime),
         "environments": {name: asdict(each) for name, each in recording.environments.items()},
         "recorded_at": recording.recorded_at,
-        "texts": list(texts.places),
-        "codes": [{"facts": facts and astuple(facts), "compile_s": compile_s} for facts, compile_s in codes.places],
+        "texts": list(texts.numbers),
+        "codes": [{"facts": facts and astuple(facts), "compile_s": compile_s} for facts, compile_s in codes.numbers],
         "variants": [{**dict(zip(keys, key, strict=True)), **group} for key, group in groups.items()],
         "tasks": tasks,
     }
@@ -195,8 +195,8 @@ def _task_written(
         "spec": task.spec.key(),
         "batch": str(task.batch),
         "page_size": task.page_size,
-        "variants": [variants.place(variant) for variant in trials],
-        "codes": [codes.place((recorded.facts, _rounded(recorded.compile_s))) for recorded in trials.values()],
+        "variants": [variants.number(variant) for variant in trials],
+        "codes": [codes.number((recorded.facts, _rounded(recorded.compile_s))) for recorded in trials.values()],
         **{name: list(column) for name, column in zip(_COLUMNS, zip(*rows, strict=True), strict=False)},
     }
 
@@ -204,19 +204,19 @@ def _task_written(
 def _row(recorded: Recorded, texts: _Table) -> tuple[Any, ...]:
     """The columns of one trial, in the order of `_COLUMNS`."""
     outcome, seconds = recorded.outcome, _rounded(recorded.seconds)
-    kind = texts.place(type(outcome).__name__.lower())
+    kind = texts.number(type(outcome).__name__.lower())
     match outcome:
         case Timed(_, check, timing):
             samples = [_rounded(sample) for sample in timing.samples_ms]
-            return (kind, samples, texts.place(str(timing.regime)), _rounded(timing.plan_ms),
+            return (kind, samples, texts.number(str(timing.regime)), _rounded(timing.plan_ms),
                     _rounded(check.worst_ratio), None, None, seconds)
         case Wrong(_, check):
             ratio = _rounded(check.worst_ratio) if math.isfinite(check.worst_ratio) else None
-            return kind, None, None, None, ratio, None, texts.place(check.detail), seconds
+            return kind, None, None, None, ratio, None, texts.number(check.detail), seconds
         case Failed(_, stage, reason):
-            return kind, None, None, None, None, texts.place(stage), texts.place(reason), seconds
+            return kind, None, None, None, None, texts.number(stage), texts.number(reason), seconds
         case Skipped(_, reason):
-            return kind, None, None, None, None, None, texts.place(reason), seconds
+            return kind, None, None, None, None, None, texts.number(reason), seconds
 
 
 def _read(document: Any) -> Recording:

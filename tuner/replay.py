@@ -1,4 +1,4 @@
-"""Replay: the search of a tuning run against recorded outcomes, in seconds and without a GPU."""
+"""Replay: search recorded outcomes as `tune` searches a GPU, in seconds and without one."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from .settings import Listener, Progress, Settings, TaskResult
 from .simulated import PROCESSES, executor_of
 from .tune import tune
 
-# What is at most this many times as slow as the optimum is as good.
+# A variant at most so many times as slow as the optimum counts as equally good.
 AS_GOOD = 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a search found of one task of `recording`; `trials` are in the order in which they ended.
-
-    Times in `result` are simulated. A variant that was skipped is no trial.
-    """
+    """The search for one task of a recording."""
 
     recording: Recording = field(repr=False)
+    # Its seconds are simulated.
     result: TaskResult
+    # In the order in which they ended; a skipped variant is no trial.
     trials: tuple[Outcome, ...]
 
     @property
     def optimum(self) -> Timed | None:
-        """The fastest that was recorded."""
+        """The fastest recorded outcome."""
         return self.recording.optimum(self.result.task)
 
     @property
     def loss(self) -> float | None:
-        """By which share of the optimum's time the variant that was kept is slower, as recorded; None without one."""
+        """How much slower the best config is than the optimum, as recorded, as a share; None without either."""
         best, optimum = self.result.best, self.optimum
         kept = best and self.recording.outcome(self.result.task, best.variant)
         if not isinstance(kept, Timed) or optimum is None:
@@ -46,7 +45,7 @@ class Replayed:
         return kept.timing.median_ms / optimum.timing.median_ms - 1
 
     def within(self, ratio: float = AS_GOOD) -> int | None:
-        """After how many trials one at most `ratio` times as slow as the optimum was found, None where none was."""
+        """The number of trials until one was at most `ratio` times as slow as the optimum, None if none was."""
         optimum = self.optimum
         limit_ms = ratio * optimum.timing.median_ms if optimum else 0.0
         timed = ((n, t) for n, t in enumerate(self.trials, 1) if isinstance(t, Timed))
@@ -60,11 +59,11 @@ def replay(
     listener: Listener | None = None,
     processes: int = PROCESSES,
 ) -> list[Replayed]:
-    """Search `tasks`, which `recording` holds, as `tune` does, on a clock of its own: `settings.seconds` are its too.
+    """Search `tasks` of `recording` as `tune` does, on a simulated clock that `settings.seconds` counts too.
 
-    Compiling takes what it took, on as many `processes`, and so does measuring; starting processes, preparing what
-    measurements share and choosing variants take no time. Nothing is kept: the database is temporary. The same
-    arguments give the same results. Raises `InputError` for an unknown sampler.
+    Compiling, on so many `processes`, and measuring take the recorded seconds; starting processes, preparing inputs and
+    choosing variants take none. The database is temporary. The same arguments give the same results. Raises
+    `InputError` for an unknown sampler.
     """
     trace = _Trace(listener or Listener())
     settings = replace(settings, regime=recording.regime)
@@ -77,7 +76,7 @@ def replay(
 
 
 def near(recording: Recording, task: Task, ratio: float = AS_GOOD) -> int:
-    """How many variants of `task` are at most `ratio` times as slow as its optimum."""
+    """The number of variants of `task` that are at most `ratio` times as slow as its optimum."""
     best = recording.optimum(task)
     times_ms = [each.timing.median_ms for v in recording.variants(task)
                 if isinstance(each := recording.outcome(task, v), Timed)]
@@ -85,7 +84,7 @@ def near(recording: Recording, task: Task, ratio: float = AS_GOOD) -> int:
 
 
 class _Trace(Listener):
-    """Keeps the trials, and passes on what happens."""
+    """Keeps the trials, and passes every call on to another listener."""
 
     def __init__(self, listener: Listener) -> None:
         self.trials: dict[Task, list[Outcome]] = {}

@@ -1,4 +1,4 @@
-"""What runs jobs without running anything: it answers from a recording, and its time passes only while one waits."""
+"""An executor that answers jobs from a recording, on a clock that advances only while a result is awaited."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .run import Executor
 
 R = TypeVar("R")
 
-# What a machine of 16 cores compiles with.
+# The compile processes of a host with 16 cores.
 PROCESSES = 14
 NOT_RECORDED = "it is not in the recording"
 
 
 class Clock:
-    """Seconds that pass only while something is waited for."""
+    """A simulated clock: it advances only while a result is awaited."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -40,19 +40,22 @@ class Clock:
         return self._now
 
     def wait_until(self, moment: float) -> None:
-        """Let time pass until `moment`, if that is still to come."""
+        """Advance to `moment`, unless that has passed."""
         self._now = max(self._now, moment)
 
 
 class Awaited(Future[R]):
-    """What `answer` gives or raises, from the moment `end` of `clock` on; to ask for it is to wait until then."""
+    """A future that is done at the moment `end`; asking for its result advances `clock` to it.
+
+    `answer` gives the result, or raises the `JobError` of a job without one.
+    """
 
     def __init__(self, clock: Clock, end: float, answer: Callable[[], R]) -> None:
         super().__init__()
         self._clock, self._end, self._answer = clock, end, answer
 
     def result(self, timeout: float | None = None) -> R:
-        """The answer; raises the `JobError` that there is in its place."""
+        """Advance the clock to the end of the job, and return its result or raise its `JobError`."""
         if not self.done():
             self._clock.wait_until(self._end)
             try:
@@ -63,9 +66,9 @@ class Awaited(Future[R]):
 
 
 class RecordedWorker:
-    """Answers what came of a variant in the seconds that its trial took; starting and preparing take no time.
+    """Answers a measurement with the recorded outcome, after the recorded seconds; starting and preparing take none.
 
-    A race draws its rounds from the samples that were recorded.
+    The samples of a race are drawn from the recorded ones.
     """
 
     def __init__(self, recording: Recording, clock: Clock) -> None:
@@ -75,9 +78,9 @@ class RecordedWorker:
         self._free_at = 0.0
 
     def submit(self, job: Job[R], timeout_s: float, deadline: float = math.inf) -> Future[R]:
-        """The recorded result of `job`, or what comes of one that is ended at `deadline`.
+        """The future result of `job`, that of an interrupted job if it would end after `deadline`.
 
-        No job exceeds a limit of its own: one that did is recorded as failed.
+        `timeout_s` is ignored: a trial that exceeded its limit is recorded as failed.
         """
         begin = max(self._clock(), self._free_at)
         seconds, result = self._recorded(job)
@@ -91,20 +94,20 @@ class RecordedWorker:
         return Awaited(self._clock, end, answer)
 
     def start(self) -> None:
-        """Nothing has to be started."""
+        """Do nothing: there is no process."""
 
     def ready(self, limit_s: float) -> bool:
-        """It always is."""
+        """True: there is no process to wait for."""
         return True
 
     def free(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there is no process."""
 
     def _recorded(self, job: Any) -> tuple[float, Any]:
-        """How long `job` takes, and its result."""
+        """The seconds that `job` takes, and its result."""
         match job:
             case MeasureJob(task, variant):
                 found = self._recording.recorded(task, variant)
@@ -135,34 +138,34 @@ class RecordedWorker:
 
 
 class RecordedPool:
-    """Compiles `processes` codes at once, each in the seconds that were recorded for it."""
+    """Compiles `processes` codes at a time, each in the recorded seconds."""
 
     def __init__(self, recording: Recording, clock: Clock, processes: int = PROCESSES) -> None:
         self.processes = processes
         self._recording = recording
         self._clock = clock
-        # When each process is free, a heap.
+        # A heap of the moments at which each process becomes free.
         self._free_at = [0.0] * processes
         self._queue: deque[tuple[float, CompileJob]] = deque()
         self._begun: list[tuple[float, CompileJob]] = []
-        # From when to when all were busy: the last of them may end in the future.
+        # The intervals in which all were busy; the last one may end in the future.
         self._full: list[tuple[float, float]] = []
 
     @property
     def full_seconds(self) -> float:
-        """For how long every process has been compiling."""
+        """The seconds for which all processes have been compiling."""
         self._begin()
         return sum(max(0.0, min(end, self._clock()) - begin) for begin, end in self._full)
 
     def start(self) -> None:
-        """Nothing has to be started."""
+        """Do nothing: there is no process."""
 
     def submit(self, job: CompileJob) -> None:
-        """Queue `job` behind those submitted before."""
+        """Append `job` to the queue."""
         self._queue.append((self._clock(), job))
 
     def results(self, wait_s: float) -> list[tuple[CompileJob, StaticFacts | Failed]]:
-        """What is compiled and was not returned before; waits up to `wait_s` for one."""
+        """The jobs compiled since the last call, with their results; wait up to `wait_s` seconds for one."""
         self._begin()
         first = min((end for end, _ in self._begun), default=self._clock())
         self._clock.wait_until(min(first, self._clock() + max(0.0, wait_s)))
@@ -173,21 +176,21 @@ class RecordedPool:
         return [(job, self._compiled(job)) for job in done]
 
     def seconds_of(self, job: CompileJob) -> float:
-        """The seconds that were recorded for `job`."""
+        """The recorded seconds of compiling `job`."""
         found = self._of(job)
         return 0.0 if found is None else found.compile_s
 
     def forget(self) -> list[CompileJob]:
-        """Drop what is queued and return it."""
+        """Empty the queue, and return the jobs that were in it."""
         self._begin()
         queued, self._queue = [job for _, job in self._queue], deque()
         return queued
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there is no process."""
 
     def _begin(self) -> None:
-        """Give what was queued to the processes that have come free by now."""
+        """Give queued jobs to the processes that have become free by now."""
         while self._queue and max(self._free_at[0], self._queue[0][0]) <= self._clock():
             submitted, job = self._queue.popleft()
             begin = max(heapq.heappop(self._free_at), submitted)
@@ -209,20 +212,20 @@ class RecordedPool:
 
 
 def executor_of(recording: Recording, processes: int = PROCESSES) -> Executor:
-    """What answers a search's jobs from `recording`, as if `processes` compiled; the clock begins at 0."""
+    """The executor that answers from `recording`, as if so many `processes` compiled; its clock begins at 0."""
 
     def environment_of(template: str, gpu: Gpu) -> Environment:
         return recording.environments.get(template) or Environment("", "", "", gpu.driver)
 
     clock = Clock()
-    # The interpreter compiles nothing.
+    # Through the interpreter nothing is compiled.
     pool = None if recording.gpu.is_interpreter else RecordedPool(recording, clock, processes)
     return Executor(RecordedWorker(recording, clock), pool, environment_of, clock, recording=recording)
 
 
 def _measured(found: Recorded) -> Timed | Wrong | Failed:
     outcome = found.outcome
-    # What is skipped is known to be so by its facts, before it is measured.
+    # A skipped variant is known by its facts, and is not measured.
     return outcome if isinstance(outcome, Timed | Wrong | Failed) else Failed(outcome.variant, "check", outcome.reason)
 
 

@@ -29,7 +29,7 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-def test_a_page_size_has_the_times_of_all_batches_and_what_its_last_pages_lose() -> None:
+def test_a_page_size_has_the_times_of_all_batches_and_the_memory_of_its_last_pages() -> None:
     (found,) = compare(CONFIGS, ONE)
     assert [size.page_size for size in found.sizes] == [16, 64, 256]
     first = found.sizes[0]
@@ -43,20 +43,20 @@ def test_a_page_size_has_the_times_of_all_batches_and_what_its_last_pages_lose()
     assert found.sizes[2].lost_bytes == (8 * 179 + 8 * 47) * 512
 
 
-def test_the_size_that_loses_least_is_recommended_of_those_that_are_nearly_fastest() -> None:
+def test_the_nearly_fastest_size_that_loses_the_least_memory_is_recommended() -> None:
     (found,) = compare(CONFIGS, ONE)
     assert [found.slowdown(size) for size in found.sizes] == [
         pytest.approx((4 / 3.51) ** 0.5 - 1), pytest.approx((3.6 / 3.51) ** 0.5 - 1), 0.0]
     assert [found.recommended(within).page_size for within in (0.0, 3.0, 10.0)] == [256, 64, 16]
 
 
-def test_where_nothing_is_lost_the_fastest_is_recommended() -> None:
+def test_without_lost_memory_the_fastest_size_is_recommended() -> None:
     (found,) = compare(CONFIGS, ONE, lengths=[256, 512])
     assert [size.lost_bytes for size in found.sizes] == [0, 0, 0]
     assert found.recommended(100.0).page_size == 256
 
 
-def test_a_batch_counts_with_the_time_of_all_layers_of_a_model() -> None:
+def test_the_time_of_a_batch_is_that_of_all_layers() -> None:
     layers = {SPEC: 2, WINDOWED: 10}
     configs = [*CONFIGS, tuned(SMALL, 16, 0.5, WINDOWED), tuned(SMALL, 64, 0.4, WINDOWED)]
     (found,) = compare(configs, layers)
@@ -65,7 +65,7 @@ def test_a_batch_counts_with_the_time_of_all_layers_of_a_model() -> None:
     assert token_bytes(layers) == 12 * 512
 
 
-def test_only_what_is_tuned_with_all_sizes_is_compared() -> None:
+def test_only_batches_tuned_with_all_sizes_are_compared() -> None:
     (found,) = compare([*CONFIGS, tuned(LARGE, 16, 9.0)], ONE)
     assert found.batches == (SMALL, MIDDLE)
     assert found.left_out == {LARGE: (64, 256)}
@@ -78,7 +78,7 @@ def test_only_what_is_tuned_with_all_sizes_is_compared() -> None:
     assert compare([*CONFIGS[:2], *gone], ONE) == []
 
 
-def test_times_of_different_versions_are_told() -> None:
+def test_times_measured_with_different_versions_are_marked() -> None:
     newer = replace(CONFIGS[0].environment, driver="590.2")
     hashed = replace(CONFIGS[0].environment, kernel_hash="other")
     for environment, is_mixed in ((newer, True), (hashed, False)):
@@ -86,7 +86,7 @@ def test_times_of_different_versions_are_told() -> None:
         assert found.is_mixed == is_mixed
 
 
-def test_gpus_are_compared_each_for_itself() -> None:
+def test_each_gpu_is_compared_by_itself() -> None:
     other = replace(GPU, name="NVIDIA H100")
     found = compare([*CONFIGS, *(replace(config, gpu=other) for config in CONFIGS)], ONE)
     assert [each.gpu.name for each in found] == [GPU.name, other.name]

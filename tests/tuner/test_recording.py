@@ -19,7 +19,7 @@ from attention_tuner.tuner.recording import Recording
 
 
 @pytest.mark.parametrize("name", ["small.json", "small.json.gz"])
-def test_what_was_saved_is_read_again(tmp_path: Path, name: str) -> None:
+def test_a_saved_recording_is_read_back(tmp_path: Path, name: str) -> None:
     recording = small_recording()
     recording.save(tmp_path / name)
     read = Recording.load(tmp_path / name)
@@ -58,7 +58,7 @@ def test_a_recording_answers_for_its_tasks_and_variants_only() -> None:
     assert recording.optimum(elsewhere) is None
 
 
-def test_what_is_no_recording_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_no_recording_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "small.json.gz"
     small_recording().save(path)
     document = json.loads(gzip.decompress(path.read_bytes()))
@@ -107,7 +107,7 @@ def test_changed_templates_are_named() -> None:
     assert replace(recording, environments={"gone": environment}).changed_templates() == ["gone"]
 
 
-def test_twins_of_one_code_with_the_same_samples_were_measured_once() -> None:
+def test_twins_with_the_same_code_and_samples_count_as_one_measurement() -> None:
     recording = small_recording()
     one, twin, other = (unified(num_segments=segments) for segments in (1, 8, 16))
     first = recording.trials[CHUNK][one]

@@ -38,7 +38,7 @@ def test_all_trials_find_the_optimum(sampler: str) -> None:
         assert len({trial.variant for trial in each.trials}) == len(each.trials)
 
 
-def test_the_same_seed_gives_the_same_search_and_another_one_another() -> None:
+def test_the_same_seed_gives_the_same_search() -> None:
     def trials(seed: int) -> list[tuple[object, ...]]:
         found = replay(RECORDING, [DECODE], Settings(trials=20, sampler="random", seed=seed))
         return [(tuple(t.variant for t in each.trials), each.result.seconds, each.result.best) for each in found]
@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_search_and_another_one_another() -> None:
     assert trials(1) != trials(2)
 
 
-def test_the_outcomes_are_those_recorded_and_what_is_skipped_is_no_trial() -> None:
+def test_trials_have_the_recorded_outcomes_and_a_skipped_variant_is_none() -> None:
     (each,) = replay(RECORDING, [DECODE], Settings(trials=ALL, sampler="random"))
     kinds = [type(trial) for trial in each.trials]
     assert kinds.count(Wrong) == 1
@@ -58,7 +58,7 @@ def test_the_outcomes_are_those_recorded_and_what_is_skipped_is_no_trial() -> No
             assert trial == RECORDING.outcome(DECODE, trial.variant)
 
 
-def test_what_compiling_and_measuring_took_is_what_it_takes() -> None:
+def test_compiling_and_measuring_take_the_recorded_seconds() -> None:
     def seconds(processes: int) -> float:
         (each,) = replay(RECORDING, [CHUNK], Settings(trials=ALL, sampler="random"), processes=processes)
         assert each.result.measuring_seconds >= ALL * 0.03125
@@ -68,7 +68,7 @@ def test_what_compiling_and_measuring_took_is_what_it_takes() -> None:
     assert seconds(1) > 18 * 3.5 > seconds(9) > 2 * 3.5
 
 
-def test_the_time_given_is_of_the_recording() -> None:
+def test_the_time_limit_counts_simulated_seconds() -> None:
     (each,) = replay(RECORDING, [CHUNK], Settings(trials=ALL, sampler="random", seconds=8.0), processes=2)
     assert 3 <= len(each.trials) < ALL
     assert each.result.seconds <= 8
@@ -77,7 +77,7 @@ def test_the_time_given_is_of_the_recording() -> None:
     assert (nothing.loss, nothing.within(), nothing.trials) == (None, None, ())
 
 
-def test_a_listener_hears_what_happens() -> None:
+def test_a_listener_is_called_as_in_a_run() -> None:
     heard: list[str] = []
 
     class Ear(Listener):
@@ -97,14 +97,14 @@ def test_a_listener_hears_what_happens() -> None:
     assert [what for what, _ in itertools.groupby(heard)] == ["54 valid", "tried", "racing", "finished"]
 
 
-def test_a_default_that_is_not_recorded_is_no_obstacle() -> None:
+def test_a_default_that_is_not_recorded_fails_and_the_search_goes_on() -> None:
     held = {v: r for v, r in RECORDING.trials[CHUNK].items() if v.number("num_warps") == 2}
     (each,) = replay(replace(RECORDING, trials={CHUNK: held}), [CHUNK], Settings(trials=30, sampler="random"))
     assert each.loss == 0
     assert [t.reason for t in each.trials if isinstance(t, Failed)] == [NOT_RECORDED]
 
 
-def test_what_is_near_the_optimum_is_counted() -> None:
+def test_variants_near_the_optimum_are_counted() -> None:
     assert near(RECORDING, DECODE) == 1
     assert near(RECORDING, DECODE, 1.1) > 1
     assert near(RECORDING, DECODE, 1e9) == 50

@@ -32,7 +32,7 @@ def compile_job(**values: int) -> CompileJob:
     return CompileJob(unified(**values), SPEC, RECORDING.gpu, DECODE.batch)
 
 
-def test_time_passes_when_a_result_is_asked_for_and_not_before(clock: Clock, worker: RecordedWorker) -> None:
+def test_the_clock_advances_only_when_a_result_is_asked_for(clock: Clock, worker: RecordedWorker) -> None:
     first = worker.submit(MeasureJob(DECODE, BEST, 5), 10.0)
     second = worker.submit(MeasureJob(CHUNK, BEST, 5), 10.0)
     ends: list[float] = []
@@ -57,7 +57,7 @@ def test_every_kind_of_outcome_is_answered(worker: RecordedWorker) -> None:
         worker.submit(RatesJob(), 10.0)
 
 
-def test_what_would_end_after_the_deadline_is_ended_by_it(clock: Clock, worker: RecordedWorker) -> None:
+def test_a_job_that_would_end_after_the_deadline_is_interrupted(clock: Clock, worker: RecordedWorker) -> None:
     cut = worker.submit(MeasureJob(DECODE, BEST, 5), 10.0, deadline=0.02)
     assert isinstance(cut.result(), Failed)
     assert (clock(), worker.busy_s) == (0.02, 0.02)
@@ -84,7 +84,7 @@ def test_a_race_draws_from_the_recorded_samples(clock: Clock, worker: RecordedWo
     assert worker.submit(replace(job, seed=2), 10.0).result() != result
 
 
-def test_as_many_codes_are_compiled_at_once_as_there_are_processes(clock: Clock) -> None:
+def test_each_process_compiles_one_code_at_a_time(clock: Clock) -> None:
     pool = RecordedPool(RECORDING, clock, 2)
     jobs = [compile_job(num_warps=w, block_n=n) for w, n in ((1, 16), (2, 16), (4, 16))]
     for job in jobs:
@@ -102,7 +102,7 @@ def test_as_many_codes_are_compiled_at_once_as_there_are_processes(clock: Clock)
     assert pool.seconds_of(jobs[0]) == 3.5
 
 
-def test_what_is_queued_is_forgotten_and_what_is_compiling_is_not(clock: Clock) -> None:
+def test_forgetting_empties_the_queue_and_lets_running_compiles_end(clock: Clock) -> None:
     pool = RecordedPool(RECORDING, clock, 1)
     first, second = compile_job(num_warps=1), compile_job(num_warps=4)
     pool.submit(first)
@@ -114,7 +114,7 @@ def test_what_is_queued_is_forgotten_and_what_is_compiling_is_not(clock: Clock) 
     assert clock() == 7
 
 
-def test_what_the_compiler_said_is_answered(clock: Clock) -> None:
+def test_the_recorded_facts_or_failure_are_answered(clock: Clock) -> None:
     pool = RecordedPool(RECORDING, clock, 4)
     failed = compile_job(block_m=32, num_segments=8, num_warps=1)
     unknown = compile_job(block_m=128)
