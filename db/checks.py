@@ -1,11 +1,10 @@
-"""The table of full checks, and the one rule of what they say about what is stored."""
+"""The table of full checks, and the one rule for what they say about stored configs and trials."""
 
 from __future__ import annotations
 
 import json
-import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -16,18 +15,15 @@ from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.outcome import BestConfig, CaseResult, Check, Environment, FullCheck, Timed, Wrong
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
-from .models import UNREADABLE, Base, storable
-from .records import TrialRecord, spec_text
+from .models import Base, parse_spec, parse_variant, storable
+from .records import TrialRecord, label_of, spec_text
 
-# What a full check belongs to.
+# There is one full check for each of these.
 _KEY = ("spec", "variant", "gpu_name", "kernel_hash", "triton", "torch", "driver")
 
 
 class FullCheckRow(Base):
-    """The full check of a variant; `result` is passed or failed, `cases` JSON: name, state, ratio and reason of each.
-
-    `failed_case` and `reason` are those of the first case that failed.
-    """
+    """The full check of a variant."""
 
     __tablename__ = "full_checks"
     __table_args__ = (UniqueConstraint(*_KEY),)
@@ -42,16 +38,15 @@ class FullCheckRow(Base):
     triton: Mapped[str]
     torch: Mapped[str]
     driver: Mapped[str]
+    # "passed" or "failed".
     result: Mapped[str]
+    # The first case that failed, and its reason.
     failed_case: Mapped[str | None]
     reason: Mapped[str | None]
+    # JSON: name, state, ratio and reason of each case.
     cases: Mapped[str]
+    # ISO 8601 in UTC.
     checked_at: Mapped[str]
-
-    @property
-    def label(self) -> str:
-        """What a message calls the row."""
-        return f"row {self.id} of table {self.__tablename__}"
 
     @classmethod
     def of(cls, check: FullCheck) -> FullCheckRow:
@@ -72,34 +67,36 @@ class FullCheckRow(Base):
         )
 
     def key(self) -> dict[str, str]:
-        """The columns of which there is one row each."""
+        """The columns that identify the check."""
         return {name: getattr(self, name) for name in _KEY}
 
-    def record(self) -> FullCheck:
-        """The check that `of` was given. Raises one of `models.UNREADABLE` for a row that no check has made."""
-        cases = cast(list[list[Any]], json.loads(self.cases))
-        check = FullCheck(
-            AttentionSpec.parse(self.spec),
-            Variant.parse(self.variant),
-            self.gpu_name,
-            Environment(self.kernel_hash, self.triton, self.torch, self.driver),
-            tuple(CaseResult(*case) for case in cases),
-            self.checked_at,
-        )
-        if check.passed != (self.result == "passed"):
-            raise ValueError(f"its result is {self.result!r}, which its cases do not say")
-        return check
+
+def check_of(row: FullCheckRow) -> FullCheck:
+    """The full check whose row `row` is. Raises one of `models.UNREADABLE` for a row that no check has made."""
+    cases = cast(list[list[Any]], json.loads(row.cases))
+    check = FullCheck(
+        parse_spec(row.spec),
+        parse_variant(row.variant),
+        row.gpu_name,
+        Environment(row.kernel_hash, row.triton, row.torch, row.driver),
+        tuple(CaseResult(*case) for case in cases),
+        row.checked_at,
+    )
+    if check.passed != (row.result == "passed"):
+        raise ValueError(f"its result is {row.result!r}, which its cases contradict")
+    return check
 
 
 class FullChecks:
-    """What `checks` say about configs and trials of their variants, layers and GPUs.
+    """The rule for what full checks say about configs and trials of their variants, layers and GPUs.
 
-    Of the checks in a config's own environment, and of those in any other that were made after it was measured, the
-    latest decides whether it failed: what is served is compiled anew, with what is there by then. A failure of before,
-    which the variant was perhaps mended after, says nothing. Only a pass in its own environment makes a config final.
+    A config failed if the latest relevant check failed. Relevant are checks in its own environment and, since a served
+    config is compiled anew with what is then installed, checks in any environment made after it was measured. An older
+    failure elsewhere says nothing: the kernel may have been mended since. Only a pass in its own environment makes a
+    config final.
     """
 
-    def __init__(self, checks: Iterable[FullCheck]) -> None:
+    def __init__(self, checks: Iterable[FullCheck] = ()) -> None:
         self._checks: dict[tuple[AttentionSpec, Variant, str], list[FullCheck]] = defaultdict(list)
         for check in sorted(checks, key=lambda check: check.checked_at):
             self._checks[check.spec, check.variant, check.gpu_name].append(check)
@@ -109,35 +106,20 @@ class FullChecks:
         checks = self._checks.get((spec, variant, gpu.name), ())
         return next((check for check in checks if check.environment == environment), None)
 
-    def failure(self, config: BestConfig) -> CaseResult | None:
-        """The case because of which `config` must not be served, None where there is none."""
-        checks = self._checks.get((config.shape.spec, config.variant, config.gpu.name), ())
-        telling = [
-            check for check in checks
-            if check.environment == config.environment or check.checked_at > config.measured_at
-        ]  # fmt: skip
-        return telling[-1].failure if telling else None
+    def served(self, configs: Iterable[BestConfig], unusable: list[str]) -> list[BestConfig]:
+        """The configs that did not fail, final where their check passed; those that failed are added to `unusable`."""
+        found: list[BestConfig] = []
+        for config in configs:
+            failure = self._failure(config)
+            if failure is None:
+                own = self.of(config.shape.spec, config.variant, config.gpu, config.environment)
+                found.append(replace(config, full_check=True) if own is not None and own.passed else config)
+            else:
+                unusable.append(f"{label_of(config)} failed the full check's case {failure.name!r}: {failure.reason}")
+        return found
 
-    def served(self, config: BestConfig, name: str) -> BestConfig | None:
-        """What may be served of `config`: `on_config`, or None, with a warning that names the case, where it failed.
-
-        `name` is the database's that the checks are in.
-        """
-        failure = self.failure(config)
-        if failure is None:
-            return self.on_config(config)
-        warnings.warn(f"the best config for {config.batch} of {config.shape.spec.key()!r} on {config.gpu.name} in "
-                      f"database {name!r} is set aside: its variant {config.variant.key()!r} failed the full "
-                      f"check's case {failure.name!r}: {failure.reason}", stacklevel=4)
-        return None
-
-    def on_config(self, config: BestConfig) -> BestConfig:
-        """`config`, no longer provisional where its check passed."""
-        own = self.of(config.shape.spec, config.variant, config.gpu, config.environment)
-        return replace(config, full_check=True) if own is not None and own.passed else config
-
-    def on_trial(self, record: TrialRecord) -> TrialRecord:
-        """`record`, which is of a wrong variant where that was timed and its check failed."""
+    def trial(self, record: TrialRecord) -> TrialRecord:
+        """`record`, with `Wrong` as its outcome if it was timed and its variant failed the full check there."""
         setting, outcome = record.setting, record.outcome
         own = self.of(setting.spec, outcome.variant, setting.gpu, record.environment)
         failure = own and own.failure
@@ -147,29 +129,11 @@ class FullChecks:
         check = Check(ratio, "full", f"case {failure.name!r} of the full check: {failure.reason}")
         return replace(record, outcome=Wrong(outcome.variant, check))
 
-
-class StoredChecks:
-    """Full checks as rows of the columns of their table, of which those about a config are read when it is served."""
-
-    def __init__(self, rows: Iterable[Sequence[Any]] = (), name: str = "") -> None:
-        self._name = name
-        self._rows: dict[tuple[str, str, str], list[FullCheckRow]] = defaultdict(list)
-        columns = [column.name for column in FullCheckRow.__table__.columns]
-        for values in rows:
-            row = FullCheckRow(**dict(zip(columns, values, strict=True)))
-            self._rows[row.spec, row.variant, row.gpu_name].append(row)
-
-    def judge(self, config: BestConfig) -> BestConfig | None:
-        """What may be served of `config`, as `FullChecks.served` has it."""
-        rows = self._rows.get((spec_text(config.shape.spec), config.variant.key(), config.gpu.name))
-        return FullChecks(self._read(rows)).served(config, self._name) if rows else config
-
-    def _read(self, rows: Iterable[FullCheckRow]) -> list[FullCheck]:
-        checks: list[FullCheck] = []
-        for row in rows:
-            try:
-                checks.append(row.record())
-            except UNREADABLE as error:
-                warnings.warn(f"{row.label} in database {self._name!r} cannot be read and is set aside: {error}",
-                              stacklevel=5)
-        return checks
+    def _failure(self, config: BestConfig) -> CaseResult | None:
+        """The failed case that forbids serving `config`."""
+        checks = self._checks.get((config.shape.spec, config.variant, config.gpu.name), ())
+        relevant = [
+            check for check in checks
+            if check.environment == config.environment or check.checked_at > config.measured_at
+        ]  # fmt: skip
+        return relevant[-1].failure if relevant else None

@@ -53,19 +53,15 @@ class LossRow(Base):
     shapes: Mapped[int]
     loss: Mapped[float]
 
-    @property
-    def label(self) -> str:
-        """What a message calls the row."""
-        return f"row {self.id} of table {self.__tablename__}"
-
     @classmethod
     def of(cls, loss: Loss) -> LossRow:
         """The row of `loss`."""
         return cls(**asdict(loss))
 
-    def record(self) -> Loss:
-        """The loss that `of` was given. Raises one of `models.UNREADABLE` for a row that no loss has made."""
-        return Loss(self.gpu_name, cast(Source, self.source), float(self.upto), int(self.shapes), float(self.loss))
+
+def loss_of(row: LossRow) -> Loss:
+    """The loss whose row `row` is. Raises one of `models.UNREADABLE` for a row that no loss has made."""
+    return Loss(row.gpu_name, cast(Source, row.source), float(row.upto), int(row.shapes), float(row.loss))
 
 
 class Losses:

@@ -1,7 +1,8 @@
-"""The tables, and how a record becomes a row and is read back.
+"""The tables, and the rows of each record.
 
-Whatever a row holds can be fetched: lists and times are kept as text and are only understood in `record()`, so that a
-row nobody can read does not spoil the others of its query.
+Every row can be fetched, whatever its values: lists and times are kept as text and understood only when a record is
+made of the row, so that an unreadable row does not spoil the others of its query. Records are made from ORM rows or
+from plain rows of a table alike, since both have the columns as attributes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from functools import lru_cache
 from typing import ClassVar, TypeVar
 
 from sqlalchemy import ForeignKey, Index, MetaData, Text, UniqueConstraint
@@ -38,7 +40,13 @@ from .records import Setting, TrialRecord, spec_text
 T = TypeVar("T")
 
 UNREADABLE = (TunerError, ValueError, TypeError, KeyError, AttributeError)
-"""What reading a poisoned row can raise."""
+"""The errors that reading a poisoned row can raise."""
+
+# Thousands of rows share few layers, variants and buckets, and parsing these takes most of a row's time.
+parse_spec = lru_cache(4096)(AttentionSpec.parse)
+parse_variant = lru_cache(4096)(Variant.parse)
+_parse_bucket = lru_cache(4096)(BatchBucket.parse)
+_parse_regime = lru_cache(64)(Regime.parse)
 
 
 class Base(DeclarativeBase):
@@ -54,12 +62,13 @@ class Base(DeclarativeBase):
 
 
 class RunRow(Base):
-    """One run of the tuner; `settings` is JSON."""
+    """One run of the tuner."""
 
     __tablename__ = "runs"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     started_at: Mapped[str]
+    # JSON: the settings, with the notes that were added at the run's end.
     settings: Mapped[str]
 
 
@@ -86,42 +95,26 @@ class Measured:
     triton: Mapped[str]
     torch: Mapped[str]
     driver: Mapped[str]
+    # ISO 8601 in UTC.
     measured_at: Mapped[str]
-
-    @property
-    def label(self) -> str:
-        """What a message calls the row."""
-        return f"row {self.id} of table {self.__tablename__}"
-
-    @property
-    def gpu(self) -> Gpu:
-        """The GPU of the row."""
-        major, minor = map(int, self.gpu_capability.split("."))
-        return Gpu(self.gpu_name, (major, minor), self.gpu_num_sms, self.gpu_shared_memory_bytes, self.gpu_l2_bytes,
-                   self.gpu_driver)
-
-    @property
-    def environment(self) -> Environment:
-        """The environment of the row."""
-        return Environment(self.kernel_hash, self.triton, self.torch, self.driver)
 
 
 class TrialRow(Measured, Base):
-    """One trial. `outcome` is timed, wrong, failed or skipped; what an outcome does not have is null.
-
-    The ratio of a check is null for NaN as well, which SQLite cannot hold.
-    """
+    """One trial. Columns that its outcome does not have are null."""
 
     __tablename__ = "trials"
     __table_args__ = (Index(None, "spec", "bucket", "page_size", "gpu_name"),)
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    # "timed", "wrong", "failed" or "skipped".
     outcome: Mapped[str]
     stage: Mapped[str | None]
     reason: Mapped[str | None]
+    # Null for NaN as well, which SQLite cannot hold.
     check_ratio: Mapped[float | None]
     check_level: Mapped[str | None]
     check_detail: Mapped[str | None]
+    # JSON: a list of milliseconds.
     samples_ms: Mapped[str | None]
     plan_ms: Mapped[float | None]
     timing_regime: Mapped[str | None]
@@ -149,52 +142,22 @@ class TrialRow(Measured, Base):
             **(asdict(record.facts) if record.facts else {}),
         )
 
-    def record(self) -> TrialRecord:
-        """The record that `of` was given. Raises one of `UNREADABLE` for a row that no record has made."""
-        setting = Setting(AttentionSpec.parse(self.spec), Batch.parse(self.batch), self.page_size, self.gpu,
-                          Regime.parse(self.regime))
-        return TrialRecord(self.run_id, setting, self.environment, self._outcome(), self._facts(), self.measured_at)
-
-    def _outcome(self) -> Outcome:
-        variant = Variant.parse(self.variant)
-        match self.outcome:
-            case "timed":
-                regime = Regime.parse(_present(self.timing_regime))
-                timing = Timing(_samples(_present(self.samples_ms)), regime, float(_present(self.plan_ms)))
-                return Timed(variant, self._check(), timing)
-            case "wrong":
-                return Wrong(variant, self._check())
-            case "failed":
-                return Failed(variant, _present(self.stage), _present(self.reason))
-            case "skipped":
-                return Skipped(variant, _present(self.reason))
-            case other:
-                raise ValueError(f"{other!r} is no outcome")
-
-    def _check(self) -> Check:
-        ratio = math.nan if self.check_ratio is None else float(self.check_ratio)
-        return Check(ratio, _present(self.check_level), _present(self.check_detail))
-
-    def _facts(self) -> StaticFacts | None:
-        if self.shared_bytes is None:
-            return None
-        return StaticFacts(self.shared_bytes, self.registers, self.stack_bytes, _present(self.tensor_core),
-                           _present(self.code_hash))
-
 
 class BestRow(Measured, Base):
-    """The best config of a layer, batch, page size, GPU and regime; `check_level` is quick or full."""
+    """The best config of a layer, batch, page size, GPU and regime."""
 
     __tablename__ = "best_configs"
     __table_args__ = (UniqueConstraint(
         "spec", "bucket", "batch", "page_size", "gpu_name", "gpu_num_sms", "regime"),)
 
+    # JSON: a list of milliseconds.
     samples_ms: Mapped[str]
     plan_ms: Mapped[float]
     default_samples_ms: Mapped[str]
     default_plan_ms: Mapped[float]
     default_regime: Mapped[str]
     verdict: Mapped[str]
+    # "quick" or "full".
     check_level: Mapped[str]
 
     @classmethod
@@ -218,24 +181,87 @@ class BestRow(Measured, Base):
             **asdict(config.environment),
         )
 
-    def record(self) -> BestConfig:
-        """The config that `of` was given. Raises one of `UNREADABLE` for a row that no config has made."""
-        variant = Variant.parse(self.variant)
-        if variant.page_size != self.page_size:
-            raise ValueError(f"variant {self.variant!r} is stored for page size {self.page_size}")
-        return BestConfig(
-            shape=Shape(AttentionSpec.parse(self.spec), BatchBucket.parse(self.bucket)),
-            gpu=self.gpu,
-            variant=variant,
-            timing=Timing(_samples(self.samples_ms), Regime.parse(self.regime), float(self.plan_ms)),
-            default_timing=Timing(_samples(self.default_samples_ms), Regime.parse(self.default_regime),
-                                  float(self.default_plan_ms)),
-            verdict=Verdict(self.verdict),
-            full_check=self.check_level == "full",
-            environment=self.environment,
-            batch=self.batch,
-            measured_at=self.measured_at,
-        )
+
+def trial_of(row: TrialRow) -> TrialRecord:
+    """The trial whose row `row` is. Raises one of `UNREADABLE` for a row that no trial has made."""
+    setting = Setting(parse_spec(row.spec), Batch.parse(row.batch), row.page_size, _gpu(row), _parse_regime(row.regime))
+    return TrialRecord(row.run_id, setting, _environment(row), _outcome(row), _facts(row), row.measured_at)
+
+
+def config_of(row: BestRow) -> BestConfig:
+    """The best config whose row `row` is. Raises one of `UNREADABLE` for a row that no config has made."""
+    variant = parse_variant(row.variant)
+    if variant.page_size != row.page_size:
+        raise ValueError(f"variant {row.variant!r} is stored for page size {row.page_size}")
+    return BestConfig(
+        shape=Shape(parse_spec(row.spec), _parse_bucket(row.bucket)),
+        gpu=_gpu(row),
+        variant=variant,
+        timing=Timing(_samples(row.samples_ms), _parse_regime(row.regime), float(row.plan_ms)),
+        default_timing=Timing(_samples(row.default_samples_ms), _parse_regime(row.default_regime),
+                              float(row.default_plan_ms)),
+        verdict=Verdict(row.verdict),
+        full_check=row.check_level == "full",
+        environment=_environment(row),
+        batch=row.batch,
+        measured_at=row.measured_at,
+    )
+
+
+def storable(text: str) -> str:
+    """`text` without the characters that a database refuses, since a compiler's message may hold any bytes."""
+    return text.replace("\0", "?").encode("utf-8", "replace").decode()
+
+
+def _gpu(row: Measured) -> Gpu:
+    return _make_gpu(row.gpu_name, row.gpu_capability, row.gpu_num_sms, row.gpu_shared_memory_bytes, row.gpu_l2_bytes,
+                     row.gpu_driver)
+
+
+@lru_cache(256)
+def _make_gpu(name: str, capability: str, *rest: int | str) -> Gpu:
+    *sizes, driver = rest
+    for size in sizes:
+        if type(size) is not int:
+            raise ValueError(f"a size of its GPU is {size!r}; expected a whole number")
+    major, minor = map(int, capability.split("."))
+    return Gpu(name, (major, minor), *map(int, sizes), driver=str(driver))
+
+
+def _environment(row: Measured) -> Environment:
+    return _make_environment(row.kernel_hash, row.triton, row.torch, row.driver)
+
+
+_make_environment = lru_cache(1024)(Environment)
+
+
+def _outcome(row: TrialRow) -> Outcome:
+    variant = parse_variant(row.variant)
+    match row.outcome:
+        case "timed":
+            regime = _parse_regime(_present(row.timing_regime))
+            timing = Timing(_samples(_present(row.samples_ms)), regime, float(_present(row.plan_ms)))
+            return Timed(variant, _check(row), timing)
+        case "wrong":
+            return Wrong(variant, _check(row))
+        case "failed":
+            return Failed(variant, _present(row.stage), _present(row.reason))
+        case "skipped":
+            return Skipped(variant, _present(row.reason))
+        case other:
+            raise ValueError(f"{other!r} is no outcome")
+
+
+def _check(row: TrialRow) -> Check:
+    ratio = math.nan if row.check_ratio is None else float(row.check_ratio)
+    return Check(ratio, _present(row.check_level), _present(row.check_detail))
+
+
+def _facts(row: TrialRow) -> StaticFacts | None:
+    if row.shared_bytes is None:
+        return None
+    return StaticFacts(row.shared_bytes, row.registers, row.stack_bytes, _present(row.tensor_core),
+                       _present(row.code_hash))
 
 
 def _variant_columns(variant: Variant) -> dict[str, object]:
@@ -264,11 +290,6 @@ def _outcome_columns(outcome: Outcome) -> dict[str, object]:
 def _check_columns(check: Check) -> dict[str, object]:
     ratio = None if math.isnan(check.worst_ratio) else check.worst_ratio
     return {"check_ratio": ratio, "check_level": check.level, "check_detail": storable(check.detail)}
-
-
-def storable(text: str) -> str:
-    """`text` without what a database refuses: a compiler's message may hold stray bytes, and must not end the run."""
-    return text.replace("\0", "?").encode("utf-8", "replace").decode()
 
 
 def _samples(text: str) -> tuple[float, ...]:

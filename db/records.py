@@ -1,25 +1,29 @@
-"""What one trial is, with everything that makes its number true."""
+"""One trial with everything that its number depends on, and the words for records in messages."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import TunerError
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import Environment, Outcome, Regime, StaticFacts
+from ..kernel_templates.outcome import BestConfig, Environment, Outcome, Regime, StaticFacts
 from ..kernel_templates.spec import AttentionSpec
 
 EnvironmentOf = Callable[[str, Gpu], Environment]
 """The present environment of a template, by its name, on a GPU."""
 
+# Rows that one warning names at most.
+_NAMED = 20
+
 
 @functools.lru_cache(maxsize=256)
 def spec_text(spec: AttentionSpec) -> str:
-    """The text that a layer is stored under: the same for equal ones, as with a soft cap of 50 and of 50.0."""
+    """The text that a layer is stored under: one for equal layers, as with a soft cap of 50 and of 50.0."""
     return AttentionSpec.parse(spec.key()).key()
 
 
@@ -28,29 +32,42 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat()
 
 
+def label_of(config: BestConfig) -> str:
+    """The words for `config` in a message."""
+    return (f"the config {config.variant.key()!r} for {config.batch} of {config.shape.spec.key()!r} on "
+            f"{config.gpu.name}")
+
+
+def warn_unusable(unusable: Sequence[str], stacklevel: int = 3) -> None:
+    """Warn once of all that is set aside, each named with the reason; do nothing if `unusable` is empty."""
+    if unusable:
+        more = f"; and {len(unusable) - _NAMED} more" if len(unusable) > _NAMED else ""
+        warnings.warn("stored results that cannot be used are set aside: " + "; ".join(unusable[:_NAMED]) + more,
+                      stacklevel=stacklevel)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is measured where, variant and environment aside: times are comparable within one setting only.
-
-    `regime` is the one asked for; a timing says itself which it got, such as eager where a graph cannot be captured.
-    """
+    """What is measured where, without variant and environment. Only times of one setting are comparable."""
 
     spec: AttentionSpec
     batch: Batch
     page_size: int
     gpu: Gpu
+    # The regime that was asked for. A timing states the regime it got, such as eager where no graph can be captured.
     regime: Regime
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """One finished trial of run `run_id`; `measured_at` is ISO 8601 in UTC. Raises `TunerError` on mixed page sizes."""
+    """One finished trial. Raises `TunerError` if its variant has another page size than its setting."""
 
     run_id: int
     setting: Setting
     environment: Environment
     outcome: Outcome
     facts: StaticFacts | None = None
+    # ISO 8601 in UTC.
     measured_at: str = field(default_factory=utc_now)
 
     def __post_init__(self) -> None:

@@ -6,15 +6,15 @@ import contextlib
 import functools
 import json
 import sqlite3
-import warnings
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from sqlalchemy import Engine, delete, func, select
+from sqlalchemy import Connection, Engine, delete, func, select
 from sqlalchemy.orm import Session
 
 from ..kernel_templates.batch import Batch, BatchBucket
@@ -24,17 +24,15 @@ from ..kernel_templates.outcome import BestConfig, Environment, FullCheck, Regim
 from ..kernel_templates.registry import templates
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
-from .checks import FullCheckRow, FullChecks
+from .checks import FullCheckRow, FullChecks, check_of
 from .engine import WRITES, make_engine, require_current, shown_name, sqlite_path, translated, upgrade
-from .losses import Loss, LossRow
-from .models import UNREADABLE, BestRow, RunRow, TrialRow
-from .records import EnvironmentOf, Setting, TrialRecord, spec_text, utc_now
-from .snapshot import Snapshot
+from .losses import Loss, LossRow, loss_of
+from .models import UNREADABLE, Base, BestRow, RunRow, TrialRow, config_of, trial_of
+from .records import EnvironmentOf, Setting, TrialRecord, spec_text, utc_now, warn_unusable
 
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
-# The parts of an environment, in the order in which they are named as the reason why a trial cannot be reused.
+# Reasons why a trial cannot be reused, by part of its environment; the first that differs is named.
 _OUTDATED = {
     "kernel_hash": "measured with another kernel source",
     "triton": "measured with another triton",
@@ -42,19 +40,37 @@ _OUTDATED = {
     "driver": "measured with another driver",
 }
 
+# Columns that give best configs a fixed order.
+_CONFIG_ORDER = ("gpu_name", "gpu_num_sms", "spec", "page_size", "bucket", "batch", "regime")
 
-class _Row(Protocol[R_co]):
-    @property
-    def label(self) -> str: ...
 
-    def record(self) -> R_co: ...
+@dataclass(frozen=True, slots=True)
+class KnownTrials:
+    """The stored trials of a setting."""
+
+    # The latest trial of each variant that need not be measured again, oldest first.
+    reusable: list[TrialRecord]
+    # The number of all other trials that were measured in another environment, by the first reason.
+    outdated: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Everything in a database that lookups use, read at one moment."""
+
+    # The best configs that may be served.
+    configs: list[BestConfig] = field(default_factory=list[BestConfig])
+    checks: FullChecks = field(default_factory=FullChecks)
+    losses: list[Loss] = field(default_factory=list[Loss])
+    # Unreadable rows and configs that failed a full check, each with the reason.
+    unusable: list[str] = field(default_factory=list[str])
 
 
 class Store:
-    """An open database. Every method is one transaction: all of it is kept, or a `StoreError` is raised and none is.
+    """An open database. Each method is one transaction: it is kept as a whole, or undone and a `StoreError` raised.
 
-    A row that cannot be understood is set aside with a warning that names it. May be used from several threads, and
-    several processes may each open the same database.
+    Unreadable rows are set aside with a warning that names them. Several threads may use one store, and several
+    processes may open the same database.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
@@ -63,11 +79,11 @@ class Store:
 
     @classmethod
     def open(cls, where: str | PathLike[str], *, create: bool = True, timeout_s: float = 30.0) -> Store:
-        """Open `where`, a path or an SQLAlchemy URL, making the file and bringing its schema up to date.
+        """Open `where`, a path or an SQLAlchemy URL. The file is made and its schema brought up to date if need be.
 
-        With `create` false the database is only read, and nothing is made or changed. `timeout_s` is how long a
-        transaction waits for another process's. Raises `StoreError`, leaving the file as it was, when it is missing
-        (`create` false), cannot be opened or written, is locked, belongs to another program or is of a newer version.
+        With `create` false the database is only read, and nothing is made or changed. A transaction waits up to
+        `timeout_s` seconds for another process's. Raises `StoreError` and leaves the file unchanged if it is missing
+        (with `create` false), cannot be opened or written, is locked, belongs to another program or is newer.
         """
         path = sqlite_path(where)
         if path is not None:
@@ -93,7 +109,7 @@ class Store:
         self.close()
 
     def start_run(self, settings: Mapping[str, object]) -> int:
-        """Note that a run begins, with `settings` that JSON can hold, and return its id."""
+        """Store the beginning of a run with `settings`, which JSON must be able to hold, and return its id."""
         row = RunRow(started_at=utc_now(), settings=json.dumps(dict(settings)))
         with self._writing() as session:
             session.add(row)
@@ -101,67 +117,75 @@ class Store:
             return row.id
 
     def finish_run(self, run_id: int, notes: Mapping[str, object]) -> None:
-        """Add what is known of a run at its end, that JSON can hold, to its settings."""
+        """Add `notes`, which JSON must be able to hold, to the settings of a run."""
         with self._writing() as session:
             row = session.get_one(RunRow, run_id)
             row.settings = json.dumps({**json.loads(row.settings), **notes})
 
     def run_settings(self) -> dict[int, dict[str, Any]]:
         """The settings of every run by its id, with the notes that were added to them."""
-        with self._reading() as session:
-            return {row.id: json.loads(row.settings) for row in session.scalars(select(RunRow).order_by(RunRow.id))}
+        with self._reading() as connection:
+            rows = connection.execute(select(RunRow.id, RunRow.settings).order_by(RunRow.id))
+            return {run_id: json.loads(settings) for run_id, settings in rows}
 
     def add_trial(self, record: TrialRecord) -> None:
-        """Keep a finished trial."""
+        """Store a finished trial."""
         with self._writing() as session:
             session.add(TrialRow.of(record))
 
-    def reusable_trials(self, setting: Setting, environment_of: EnvironmentOf) -> list[TrialRecord]:
-        """The trials that need not be measured again: the latest of each variant, oldest first.
+    def known_trials(self, setting: Setting, environment_of: EnvironmentOf) -> KnownTrials:
+        """The trials of `setting`, whose GPU is known by name and number of SMs.
 
-        They are those of `setting` (its GPU by name and number of SMs) in the present environment of their template.
-        What was timed and has failed the full check there is `Wrong`.
+        A trial is reusable in the present environment of its template. A timed variant that failed the full check there
+        is `Wrong`.
         """
+        @functools.cache
+        def why_outdated(template: str, measured: Environment) -> str | None:
+            if template not in templates():
+                return "of a template that is not installed"
+            present = environment_of(template, setting.gpu)
+            return next((reason for part, reason in _OUTDATED.items()
+                         if getattr(present, part) != getattr(measured, part)), None)
+
         latest: dict[Variant, TrialRecord] = {}
-        for record, outdated in self._judged(setting, environment_of):
-            if outdated is None:
-                latest.pop(record.outcome.variant, None)
-                latest[record.outcome.variant] = record
-        checks = FullChecks(self.full_checks(spec=setting.spec, gpu_name=setting.gpu.name))
-        return [checks.on_trial(record) for record in latest.values()]
+        outdated: Counter[str] = Counter()
+        for trial in self._trials(_wanted_trials(setting)):
+            reason = why_outdated(trial.outcome.variant.template, trial.environment)
+            if reason is None:
+                latest.pop(trial.outcome.variant, None)
+                latest[trial.outcome.variant] = trial
+            else:
+                outdated[reason] += 1
+        return KnownTrials(list(latest.values()), outdated)
+
+    def reusable_trials(self, setting: Setting, environment_of: EnvironmentOf) -> list[TrialRecord]:
+        """The reusable ones of `known_trials`."""
+        return self.known_trials(setting, environment_of).reusable
 
     def trials(self, spec: AttentionSpec, page_size: int, gpu: Gpu, batch: str | None = None) -> list[TrialRecord]:
-        """All trials of a layer, page size and, if given, batch on GPUs of this name and number of SMs, oldest first.
+        """The trials of a layer, page size and, if given, batch on GPUs of this name and number of SMs, oldest first.
 
-        What was timed and has failed the full check in its environment is `Wrong`.
+        A timed variant that failed the full check in its environment is `Wrong`.
         """
-        wanted = {"spec": spec_text(spec), "page_size": page_size, "gpu_name": gpu.name, "gpu_num_sms": gpu.num_sms}
-        query = select(TrialRow).filter_by(**wanted, **({} if batch is None else {"batch": batch}))
-        with self._reading() as session:
-            records = self._readable(session.scalars(query.order_by(TrialRow.id)))
-        checks = FullChecks(self.full_checks(spec=spec, gpu_name=gpu.name))
-        return [checks.on_trial(record) for record in records]
-
-    def outdated_trials(self, setting: Setting, environment_of: EnvironmentOf) -> Counter[str]:
-        """How many trials of `setting` cannot be reused, by the first reason."""
-        return Counter(outdated for _, outdated in self._judged(setting, environment_of) if outdated is not None)
+        return self._trials({"spec": spec_text(spec), "page_size": page_size, "gpu_name": gpu.name,
+                             "gpu_num_sms": gpu.num_sms, "batch": batch})
 
     def trial_counts(self) -> Counter[str]:
-        """How many trials are kept, by outcome: timed, wrong, failed or skipped."""
-        with self._reading() as session:
+        """The number of trials by outcome: timed, wrong, failed or skipped."""
+        with self._reading() as connection:
             query = select(TrialRow.outcome, func.count()).group_by(TrialRow.outcome)
-            return Counter({outcome: count for outcome, count in session.execute(query)})  # noqa: C416 - rows are typed
+            return Counter({outcome: count for outcome, count in connection.execute(query)})  # noqa: C416 - rows are typed
 
     def failure_counts(self) -> Counter[tuple[str, str, str]]:
-        """How many trials have no time, by outcome, stage ("" for an outcome without one) and reason."""
-        with self._reading() as session:
+        """The number of trials without a time by outcome, stage ("" for an outcome without one) and reason."""
+        with self._reading() as connection:
             kind = (TrialRow.outcome, func.coalesce(TrialRow.stage, ""), func.coalesce(TrialRow.reason, ""))
             query = select(*kind, func.count()).where(TrialRow.outcome != "timed").group_by(*kind)
-            rows = session.execute(query)
+            rows = connection.execute(query)
             return Counter({(outcome, stage, reason): count for outcome, stage, reason, count in rows})
 
     def put_best(self, *configs: BestConfig) -> None:
-        """Keep these configs, each in the place of one for the same layer, batch, page size, GPU and regime."""
+        """Store these configs, each in place of the one for its layer, batch, page size, GPU and regime."""
         with self._writing() as session:
             for config in configs:
                 row = BestRow.of(config)
@@ -174,21 +198,18 @@ class Store:
     def best_configs(self, *, spec: AttentionSpec | None = None, bucket: BatchBucket | None = None,
                      page_size: int | None = None, gpu_name: str | None = None,
                      regime: Regime | None = None) -> list[BestConfig]:
-        """The best configs with these properties, None meaning any, in a fixed order.
-
-        Whether one has passed the full check is answered by `checked`, which leaves out those that failed.
-        """
+        """The best configs with these properties, None meaning any, in a fixed order, as `checked` returns them."""
         wanted = {"spec": spec and spec_text(spec), "bucket": bucket and bucket.key(), "page_size": page_size,
                   "gpu_name": gpu_name, "regime": regime and str(regime)}
-        query = select(BestRow).filter_by(**{name: value for name, value in wanted.items() if value is not None})
-        order = (BestRow.gpu_name, BestRow.gpu_num_sms, BestRow.spec, BestRow.page_size, BestRow.bucket, BestRow.batch,
-                 BestRow.regime)
-        with self._reading() as session:
-            configs = self._readable(session.scalars(query.order_by(*order)))
-        return self.checked(configs)
+        unusable: list[str] = []
+        with self._reading() as connection:
+            configs = self._records(connection, BestRow, config_of, unusable, wanted, _CONFIG_ORDER)
+            configs = self._checks(connection, unusable).served(configs, unusable)
+        warn_unusable(unusable)
+        return configs
 
     def put_full_check(self, *checks: FullCheck) -> None:
-        """Keep these full checks, each in the place of one of the same variant, layer, GPU and environment."""
+        """Store these full checks, each in place of the one of its variant, layer, GPU and environment."""
         with self._writing() as session:
             for check in checks:
                 row = FullCheckRow.of(check)
@@ -200,30 +221,42 @@ class Store:
                     gpu_name: str | None = None) -> list[FullCheck]:
         """The full checks with these properties, None meaning any, the earliest first."""
         wanted = {"spec": spec and spec_text(spec), "variant": variant and variant.key(), "gpu_name": gpu_name}
-        query = select(FullCheckRow).filter_by(**{name: value for name, value in wanted.items() if value is not None})
-        with self._reading() as session:
-            return self._readable(session.scalars(query.order_by(FullCheckRow.checked_at, FullCheckRow.id)))
+        unusable: list[str] = []
+        with self._reading() as connection:
+            checks = self._records(connection, FullCheckRow, check_of, unusable, wanted, ("checked_at", "id"))
+        warn_unusable(unusable)
+        return checks
 
     def checked(self, configs: Iterable[BestConfig]) -> list[BestConfig]:
-        """`configs` with what the stored full checks say of them, as `FullChecks` has it.
+        """`configs` as the stored full checks judge them: failed ones are left out with a warning, passed ones final.
 
-        One that failed is left out with a warning that names the case.
+        `FullChecks` states the rule.
         """
-        checks = FullChecks(self.full_checks())
-        return [served for config in configs if (served := checks.served(config, self.name)) is not None]
+        unusable: list[str] = []
+        with self._reading() as connection:
+            found = self._checks(connection, unusable).served(configs, unusable)
+        warn_unusable(unusable)
+        return found
 
-    def snapshot(self) -> Snapshot:
-        """What a lookup needs of the database, all of one moment, as it is stored."""
-        with self._reading() as session:
-            return Snapshot.read(session.connection(), self.name)
+    def contents(self) -> Contents:
+        """All that lookups need of the database, read at one moment; warns of nothing."""
+        unusable: list[str] = []
+        with self._reading() as connection:
+            configs = self._records(connection, BestRow, config_of, unusable)
+            checks = self._checks(connection, unusable)
+            losses = self._records(connection, LossRow, loss_of, unusable)
+        return Contents(checks.served(configs, unusable), checks, losses, unusable)
 
     def losses(self) -> list[Loss]:
-        """What lookups were seen to lose."""
-        with self._reading() as session:
-            return self._readable(session.scalars(select(LossRow).order_by(LossRow.id)))
+        """The measured losses of lookups."""
+        unusable: list[str] = []
+        with self._reading() as connection:
+            losses = self._records(connection, LossRow, loss_of, unusable)
+        warn_unusable(unusable)
+        return losses
 
     def put_losses(self, gpu_name: str, losses: Iterable[Loss]) -> None:
-        """Keep these losses in the place of all others of the GPU."""
+        """Store these losses in place of all others of the GPU."""
         with self._writing() as session:
             session.execute(delete(LossRow).filter_by(gpu_name=gpu_name))
             session.add_all(LossRow.of(loss) for loss in losses)
@@ -232,38 +265,45 @@ class Store:
         """The median times in milliseconds of all variants that were timed in the setting of `config`."""
         regime = config.timing.regime
         setting = Setting(config.shape.spec, Batch.parse(config.batch), config.variant.page_size, config.gpu, regime)
-        outcomes = (trial.outcome for trial in self._trials(setting))
+        unusable: list[str] = []
+        with self._reading() as connection:
+            trials = self._records(connection, TrialRow, trial_of, unusable, _wanted_trials(setting))
+        warn_unusable(unusable)
+        outcomes = (trial.outcome for trial in trials)
         return {timed.variant: timed.timing.median_ms for timed in outcomes
                 if isinstance(timed, Timed) and timed.timing.regime == regime}
 
-    def _judged(self, setting: Setting, environment_of: EnvironmentOf) -> list[tuple[TrialRecord, str | None]]:
-        """The trials of `setting`, each with the reason why it is out of date."""
-        @functools.cache
-        def why(template: str, measured: Environment) -> str | None:
-            if template not in templates():
-                return "of a template that is not installed"
-            present = environment_of(template, setting.gpu)
-            return next((reason for part, reason in _OUTDATED.items()
-                         if getattr(present, part) != getattr(measured, part)), None)
+    def _trials(self, wanted: Mapping[str, object]) -> list[TrialRecord]:
+        """The trials with these columns, which name layer and GPU, oldest first; failed full checks make them wrong."""
+        unusable: list[str] = []
+        of_layer = {name: wanted[name] for name in ("spec", "gpu_name")}
+        with self._reading() as connection:
+            trials = self._records(connection, TrialRow, trial_of, unusable, wanted)
+            checks = self._checks(connection, unusable, of_layer)
+        warn_unusable(unusable, stacklevel=4)
+        return [checks.trial(trial) for trial in trials]
 
-        return [(trial, why(trial.outcome.variant.template, trial.environment)) for trial in self._trials(setting)]
+    def _checks(self, connection: Connection, unusable: list[str], wanted: Mapping[str, object] | None = None,
+                ) -> FullChecks:
+        return FullChecks(self._records(connection, FullCheckRow, check_of, unusable, wanted or {}))
 
-    def _trials(self, setting: Setting) -> list[TrialRecord]:
-        query = select(TrialRow).filter_by(
-            spec=spec_text(setting.spec), bucket=BatchBucket.of(setting.batch).key(), batch=str(setting.batch),
-            page_size=setting.page_size, gpu_name=setting.gpu.name, gpu_num_sms=setting.gpu.num_sms,
-            regime=str(setting.regime))
-        with self._reading() as session:
-            return self._readable(session.scalars(query.order_by(TrialRow.id)))
+    def _records(self, connection: Connection, model: type[Base], record_of: Callable[[Any], R], unusable: list[str],
+                 wanted: Mapping[str, object] | None = None, order: Iterable[str] = ("id",)) -> list[R]:
+        """The records of a table with these values in its columns, None meaning any.
 
-    def _readable(self, rows: Iterable[_Row[R]]) -> list[R]:
+        Unreadable rows are added to `unusable`. Plain rows of the table are read in a fraction of the time that the ORM
+        would take to make objects of them.
+        """
+        table = model.__table__
+        known = {name: value for name, value in (wanted or {}).items() if value is not None}
+        query = select(table).filter_by(**known).order_by(*(table.columns[name] for name in order))
         records: list[R] = []
-        for row in rows:
+        for row in connection.execute(query).all():
             try:
-                records.append(row.record())
+                records.append(record_of(row))
             except UNREADABLE as error:
-                warnings.warn(f"{row.label} in database {self.name!r} cannot be read and is set aside: {error}",
-                              stacklevel=3)
+                unusable.append(f"row {row.id} of table {model.__tablename__} in database {self.name!r} cannot be "
+                                f"read: {error}")
         return records
 
     def _prepare(self, create: bool) -> None:
@@ -277,9 +317,9 @@ class Store:
             _use_write_ahead_log(self._engine)
 
     @contextlib.contextmanager
-    def _reading(self) -> Generator[Session]:
-        with translated(self.name), Session(self._engine) as session, session.begin():
-            yield session
+    def _reading(self) -> Generator[Connection]:
+        with translated(self.name), self._engine.begin() as connection:
+            yield connection
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[Session]:
@@ -287,8 +327,15 @@ class Store:
             yield session
 
 
+def _wanted_trials(setting: Setting) -> dict[str, object]:
+    """The columns of the trials of `setting`."""
+    return {"spec": spec_text(setting.spec), "bucket": BatchBucket.of(setting.batch).key(), "batch": str(setting.batch),
+            "page_size": setting.page_size, "gpu_name": setting.gpu.name, "gpu_num_sms": setting.gpu.num_sms,
+            "regime": str(setting.regime)}
+
+
 def _require_place(path: Path, create: bool) -> None:
-    """Makes the folder of `path`, or, unless `create`, makes sure that the file is there."""
+    """Make the folder of `path` or, unless `create`, raise `StoreError` if the file is missing."""
     if not create:
         if not path.is_file():
             raise StoreError(f"there is no database {str(path)!r}; `attention-tuner tune` with this path makes one")
@@ -301,10 +348,10 @@ def _require_place(path: Path, create: bool) -> None:
 
 
 def _use_write_ahead_log(engine: Engine) -> None:
-    """Lets readers go on while one process writes. The file remembers it."""
+    """Let readers go on while one process writes. The file remembers the mode."""
     connection = engine.raw_connection()
     try:
-        # Only refused while another process has the file open in the old mode; the next opening tries again.
+        # SQLite refuses while another process has the file open in the old mode; the next opening tries again.
         with contextlib.suppress(sqlite3.OperationalError):
             connection.cursor().execute("PRAGMA journal_mode = WAL").fetchall()
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import statistics
 from dataclasses import dataclass
@@ -259,7 +260,7 @@ class BestConfig:
     measured_at: str
 
     def __post_init__(self) -> None:
-        bucket = BatchBucket.of(Batch.parse(self.batch))
+        bucket = _bucket_of(self.batch)
         if bucket != self.shape.bucket:
             raise TunerError(f"batch {self.batch!r} is of bucket {bucket.key()}, not {self.shape.bucket.key()}")
 
@@ -267,3 +268,9 @@ class BestConfig:
     def speedup(self) -> float:
         """The default's median time over this variant's."""
         return self.default_timing.median_ms / self.timing.median_ms
+
+
+@functools.lru_cache(1024)
+def _bucket_of(batch: str) -> BatchBucket:
+    """The bucket of a batch as text. A database holds many configs of few batches, which take long to parse."""
+    return BatchBucket.of(Batch.parse(batch))

@@ -139,11 +139,12 @@ class Search:
     def reuse(self) -> None:
         """Take over the stored trials that still hold."""
         run, result = self.run, self.result
-        for record in run.store.reusable_trials(self.setting, run.executor.environment_of):
+        known = run.store.known_trials(self.setting, run.executor.environment_of)
+        for record in known.reusable:
             self._note(record.outcome)
             self.newest = max(self.newest, record.measured_at)
             result.reused += 1
-        result.outdated = run.store.outdated_trials(self.setting, run.executor.environment_of)
+        result.outdated = known.outdated
 
     def look_around(self) -> None:
         """See what is known of other batches by now, and leave some trials to what did well there.

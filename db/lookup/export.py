@@ -6,8 +6,7 @@ import itertools
 import json
 import os
 import reprlib
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -16,17 +15,13 @@ from typing import Any, NamedTuple, TextIO, cast
 from ...kernel_templates.errors import InputError, StoreError
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import BestConfig, Environment
-from ..answer import Origin
 from ..losses import Loss
-from ..rows import Row, Rows, Slot, row_of
 from .documents import (
-    CONFIG,
     config_from_json,
     config_to_json,
     environment_from_json,
     gpu_from_json,
     loss_from_json,
-    spec_from_json,
 )
 from .fields import Field, read_document, replace_file
 from .folder import read_folder, write_folder
@@ -74,10 +69,10 @@ def read_configs(path: str | os.PathLike[str]) -> Exported:
 
 def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | TextIO,
                 losses: Iterable[Loss] = ()) -> None:
-    """Write `configs` to `target`, a path or an open text file: the same text for the same configs in any order.
+    """Write `configs` and the `losses` of their GPUs to `target`, a path or an open text file.
 
-    `losses` of their GPUs go with them. Every config is a line, so that comparing two exports shows the configs that
-    differ. A file is replaced as a whole or, when a `StoreError` is raised, left as it was.
+    The text does not depend on the order of the configs. Each config is a line, so that a diff of two exports shows the
+    configs that differ. Raises `StoreError` and leaves the file unchanged if it cannot be written.
     """
     groups: dict[tuple[Gpu, Environment], list[str]] = {}
     for config in sorted(configs, key=_order):
@@ -98,7 +93,7 @@ def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | 
 
 
 def _order(config: BestConfig) -> tuple[object, ...]:
-    """Sorts by GPU, environment and question; the last parts only make the order the same for any input."""
+    """A sort key: GPU, environment, question; the last parts only make the order independent of the input's."""
     return (astuple(config.gpu), astuple(config.environment), config.shape.spec.key(), config.variant.page_size,
             config.batch, str(config.timing.regime), config.variant.key(), config.measured_at, repr(config))
 
@@ -108,46 +103,30 @@ def _line(document: dict[str, Any]) -> str:
 
 
 def import_json(path: str | os.PathLike[str]) -> list[BestConfig]:
-    """The configs in the file that `export_json` wrote. Raises as `read_json` does."""
+    """The configs in a file that `export_json` wrote. Raises as `read_json` does."""
     return read_json(path).configs
 
 
-def read_json(path: str | os.PathLike[str]) -> Exported:
-    """What the file that `export_json` wrote holds.
+def read_json(path: str | os.PathLike[str], unusable: list[str] | None = None) -> Exported:
+    """The content of a file that `export_json` wrote.
 
-    Raises `StoreError` for any other file, naming the first value that cannot be used and where it stands.
+    Raises `StoreError` for any other file, naming the first unusable value and its place. If a list `unusable` is
+    given, configs that cannot be used are left out and added to it, each with the reason.
     """
     with _parts(path) as (entries, losses):
-        return Exported([config_from_json(*entry) for entry in entries], losses)
-
-
-def json_rows(path: str | os.PathLike[str], origin: Origin, is_of: Callable[[Gpu], bool],
-              judge: Callable[[BestConfig], BestConfig | None]) -> tuple[Rows[Entry], list[Loss]]:
-    """The rows of such GPUs in the file that `export_json` wrote, and the losses there; `judge` says what is served.
-
-    Of a config no more than its slot is read before it is asked for. Raises as `read_json` does, but for what is wrong
-    within a config.
-    """
-    slots: dict[Slot, list[Entry]] = defaultdict(list)
-    with _parts(path) as (entries, losses):
+        configs: list[BestConfig] = []
         for entry in entries:
-            if is_of(entry.gpu):
-                parts = entry.config.members(CONFIG)
-                slot = Slot.of(spec_from_json(parts["spec"]), parts["page_size"].whole(least=1), entry.gpu)
-                slots[slot].append(entry)
-
-    def row(entry: Entry) -> Row:
-        return row_of(config_from_json(*entry), judge)
-
-    def content() -> Iterator[str]:
-        # Where a config stands says nothing about what is in it.
-        return (repr((entry.config.value, *entry[1:])) for entry in itertools.chain(*slots.values()))
-
-    return Rows(origin, dict(slots), lambda entry: f"{entry.config.place!r} in {str(path)!r}", row, content), losses
+            try:
+                configs.append(config_from_json(*entry))
+            except StoreError as error:
+                if unusable is None:
+                    raise
+                unusable.append(f"{entry.config.place!r} in {str(path)!r} cannot be read: {error}")
+        return Exported(configs, losses)
 
 
-class Entry(NamedTuple):
-    """A config in an export, not read yet, with what its group says of it."""
+class _Entry(NamedTuple):
+    """An unread config of an export, with the GPU and environment that its group states."""
 
     config: Field
     gpu: Gpu
@@ -155,8 +134,8 @@ class Entry(NamedTuple):
 
 
 @contextmanager
-def _parts(path: str | os.PathLike[str]) -> Generator[tuple[Iterable[Entry], list[Loss]]]:
-    """The configs and losses of an export; what cannot be used of them is said to be in this file."""
+def _parts(path: str | os.PathLike[str]) -> Generator[tuple[Iterable[_Entry], list[Loss]]]:
+    """The configs and losses of an export. Errors raised while they are used are reported with the file's name."""
     name = str(path)
     document = read_document(path, _EXPECTED)
     value = document.value
@@ -173,8 +152,8 @@ def _parts(path: str | os.PathLike[str]) -> Generator[tuple[Iterable[Entry], lis
         raise StoreError(f"{name!r} cannot be imported: {error}") from error
 
 
-def _group_from_json(group: Field) -> list[Entry]:
+def _group_from_json(group: Field) -> list[_Entry]:
     members = group.members(("gpu", "environment", "configs"))
     gpu = gpu_from_json(members["gpu"])
     environment = environment_from_json(members["environment"])
-    return [Entry(config, gpu, environment) for config in members["configs"].items()]
+    return [_Entry(config, gpu, environment) for config in members["configs"].items()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attention_tuner.db import Setting, Store, TrialRecord, export_json, load_table
-from attention_tuner.db.checks import FullCheckRow, FullChecks
+from attention_tuner.db.checks import FullCheckRow, FullChecks, check_of
 from attention_tuner.db.models import UNREADABLE
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import Gpu
@@ -74,7 +74,7 @@ def test_a_pass_elsewhere_says_nothing_and_a_failure_does(store: Store, quick: B
     store.put_full_check(full_check(quick, **{part: "other"}))
     assert store.best_configs() == [quick]
     store.put_full_check(full_check(quick, FAILED, **{part: "other"}))
-    with pytest.warns(UserWarning, match="is set aside: its variant .* failed the full check's case 'large logits'"):
+    with pytest.warns(UserWarning, match="set aside: .*'fused.* failed the full check's case 'large logits'"):
         assert store.best_configs() == []
     store.put_full_check(full_check(quick, day=2))
     assert store.best_configs() == [replace(quick, full_check=True)]
@@ -83,7 +83,7 @@ def test_a_pass_elsewhere_says_nothing_and_a_failure_does(store: Store, quick: B
 def test_a_failure_that_comes_after_a_pass_counts(store: Store, quick: BestConfig):
     store.put_best(quick)
     store.put_full_check(full_check(quick), full_check(quick, FAILED, day=2, kernel_hash="new"))
-    with pytest.warns(UserWarning, match="is set aside"):
+    with pytest.warns(UserWarning, match="are set aside"):
         assert store.best_configs() == []
 
 
@@ -113,12 +113,11 @@ def test_what_failed_is_not_served(store: Store, make_config: Make):
     config = make_config()
     store.put_best(config)
     store.put_full_check(full_check(config, PASSED, FAILED))
-    with pytest.warns(UserWarning, match=r"tuner\.db.* is set aside"):
-        assert config not in load_table(store.name).configs
-    table = load_table(store.name)
-    with pytest.warns(UserWarning, match=r"tuner\.db.* is set aside") as caught:
-        answers = [table.lookup(config.shape.spec, asked, 16, config.gpu)
-                   for asked in (Batch.parse(config.batch), config.shape.bucket, Batch.parse("1x9@0,1x1@0"))]
+    with pytest.warns(UserWarning, match="failed the full check's case 'large logits'") as caught:
+        table = load_table(store.name)
+    assert config not in table.configs
+    answers = [table.lookup(config.shape.spec, asked, 16, config.gpu)
+               for asked in (Batch.parse(config.batch), config.shape.bucket, Batch.parse("1x9@0,1x1@0"))]
     assert {answer.origin for answer in answers} <= {"shipped", None}
     assert len(caught) == 1
 
@@ -131,7 +130,7 @@ def test_what_failed_here_is_not_served_although_it_ships(
     (tmp_path / "configs").mkdir()
     export_json([config], tmp_path / "configs" / "NVIDIA_H200.json")
     monkeypatch.setattr(importlib.import_module("attention_tuner.db.lookup.lookup"), "SHIPPED", tmp_path / "configs")
-    with pytest.warns(UserWarning, match="is set aside"):
+    with pytest.warns(UserWarning, match="are set aside"):
         assert load_table(store.name).configs == ()
 
 
@@ -144,7 +143,7 @@ def test_equal_layers_are_one_however_their_numbers_are_written(store: Store, qu
     store.put_full_check(full_check(whole, FAILED, day=31))
     assert store.full_checks(spec=decimal.shape.spec) == store.full_checks() != []
     spec, bucket = decimal.shape.spec, decimal.shape.bucket
-    with pytest.warns(UserWarning, match="is set aside"):
+    with pytest.warns(UserWarning, match="are set aside"):
         answer = load_table(store.name).lookup(spec, bucket, quick.variant.page_size, quick.gpu)
     assert answer.source == "heuristic"
 
@@ -169,9 +168,9 @@ def test_a_trial_whose_variant_failed_is_reused_as_wrong(store: Store, make_tria
     assert not first.outcome.check.passed
     assert first.outcome.check.level == "full"
     assert "large logits" in first.outcome.check.detail
-    kept = FullChecks([replace(check, cases=(PASSED,))]).on_trial(timed)
+    kept = FullChecks([replace(check, cases=(PASSED,))]).trial(timed)
     assert kept == timed
-    assert isinstance(FullChecks([replace(check, cases=(replace(FAILED, worst_ratio=9.0),))]).on_trial(timed).outcome,
+    assert isinstance(FullChecks([replace(check, cases=(replace(FAILED, worst_ratio=9.0),))]).trial(timed).outcome,
                       Wrong)
     assert Check(9.0).passed is False
 
@@ -182,10 +181,10 @@ def test_a_trial_whose_variant_failed_is_reused_as_wrong(store: Store, make_tria
 ])
 def test_a_poisoned_check_raises_only_what_is_caught(quick: BestConfig, column: str, value: str):
     row = FullCheckRow.of(full_check(quick))
-    assert row.record() == full_check(quick)
+    assert check_of(row) == full_check(quick)
     setattr(row, column, value)
     with pytest.raises(UNREADABLE):
-        row.record()
+        check_of(row)
 
 
 def test_a_poisoned_row_is_set_aside_and_named(store: Store, quick: BestConfig):

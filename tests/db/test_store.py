@@ -232,7 +232,7 @@ def test_trials_of_another_setting_are_not_reused(store: Store, make_trial: Call
     store.add_trial(make_trial())
     other = replace(setting, **change)
     assert store.reusable_trials(other, now) == []
-    assert store.outdated_trials(other, now) == {}
+    assert store.known_trials(other, now).outdated == {}
     assert len(store.reusable_trials(setting, now)) == 1
 
 
@@ -252,8 +252,9 @@ def test_outdated_trials_are_counted_by_reason(store: Store, make_trial: Callabl
     ]
     for record in records:
         store.add_trial(record)
-    assert store.reusable_trials(setting, now) == records[:1]
-    assert store.outdated_trials(setting, now) == Counter({
+    known = store.known_trials(setting, now)
+    assert known.reusable == records[:1]
+    assert known.outdated == Counter({
         "measured with another kernel source": 2,
         "measured with another triton": 1,
         "measured with another torch": 1,
@@ -312,12 +313,12 @@ def test_a_poisoned_row_is_set_aside_and_named(store: Store, make_config: Callab
     store.add_trial(make_trial())
     execute(Path(store.name),
             "UPDATE best_configs SET variant = 'nonsense', samples_ms = CAST(X'ff' AS TEXT) WHERE id = 1")
-    with pytest.warns(UserWarning, match=r"row 1 of table best_configs in .*tuner\.db.* set aside") as caught:
+    with pytest.warns(UserWarning, match=r"set aside: row 1 of table best_configs in .*tuner\.db") as caught:
         assert store.best_configs() == [make_config("64x1@4096")]
     assert len(caught) == 1
     execute(Path(store.name), "DELETE FROM best_configs WHERE id = 1")
     execute(Path(store.name), "UPDATE best_configs SET batch = 'garbage'")
-    with pytest.warns(UserWarning, match=r"row 2 of table best_configs .* set aside: cannot read 'garbage'"):
+    with pytest.warns(UserWarning, match=r"row 2 of table best_configs .* cannot be read: cannot read 'garbage'"):
         assert store.best_configs() == []
     execute(Path(store.name), "UPDATE trials SET samples_ms = '[0.2,', plan_ms = 'long' WHERE id = 2")
     with pytest.warns(UserWarning, match=r"row 2 of table trials"):

@@ -13,8 +13,7 @@ from sqlalchemy import delete
 
 from attention_tuner.db import LiveTable, Store, export_json, load_table
 from attention_tuner.db.engine import make_engine
-from attention_tuner.db.models import BestRow
-from attention_tuner.db.snapshot import Snapshot
+from attention_tuner.db.models import BestRow, config_of
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.outcome import BestConfig, Timing
 
@@ -128,8 +127,8 @@ def test_a_reader_in_the_middle_of_a_load_holds_no_writer_up_and_sees_no_half_of
     engine = make_engine(store.name, read_only=True, timeout_s=0)
     with engine.connect() as connection:
         def load() -> list[BestConfig]:
-            rows = Snapshot.read(connection, store.name).rows(lambda each: each)
-            return sorted(rows.configs([]), key=lambda each: each.batch)
+            configs = store._records(connection, BestRow, config_of, [])  # pyright: ignore[reportPrivateUsage]
+            return sorted(configs, key=lambda each: each.batch)
 
         assert load() == old
         # The reader's transaction is open still: a writer that had to wait for it would raise at once.

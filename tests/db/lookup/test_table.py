@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from attention_tuner.db import ConfigTable
 from attention_tuner.db.answer import Chain
 from attention_tuner.db.lookup import table as module
+from attention_tuner.db.lookup.table import Place
 from attention_tuner.db.losses import Loss, Losses
-from attention_tuner.db.models import BestRow
-from attention_tuner.db.rows import COLUMNS, made, stored
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import InputError, NotTunedError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
@@ -230,14 +229,14 @@ def test_the_id_stands_for_the_content(make_config: Make):
 
 def test_tables_that_answer_differently_have_other_ids(make_config: Make):
     slow, fast = make_config(timing=Timing((9.0,), Regime("graph"))), make_config()
-    one, two = made([slow], "file"), made([fast], "file")
-    tables = [ConfigTable(places) for places in ((one, two), (two, one), (made([slow, fast], "file"),))]
+    one, two = Place("file", [slow]), Place("file", [fast])
+    tables = [ConfigTable(places) for places in ((one, two), (two, one), (Place("file", [slow, fast]),))]
     assert [ask(table, slow, HYBRID).config for table in tables] == [slow, fast, fast]
     chains = (Chain("bucket"), Chain(like=("NVIDIA H100",)), Chain(reach=2.0), Chain(reach=math.inf))
     tables += [ConfigTable((one, two), chain=chain) for chain in chains]
     assert len({table.id for table in tables}) == len(tables)
     # A place that holds nothing decides nothing.
-    assert ConfigTable((made([], "database"), one, two)).id == tables[0].id
+    assert ConfigTable((Place("database", []), one, two)).id == tables[0].id
     assert ConfigTable((one, two), chain=Chain(reach=1)).id == tables[0].id
 
 
@@ -315,7 +314,7 @@ batches = st.builds(Batch, st.lists(st.tuples(st.sampled_from((1, 2, 8, 9, 64, 5
                                     min_size=1, max_size=20).map(tuple))
 
 
-@pytest.mark.filterwarnings("ignore:tuned configs that cannot be used")
+@pytest.mark.filterwarnings("ignore:stored results that cannot be used")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=batches, page_size=st.sampled_from((16, 48, 128)), arch=st.sampled_from(((8, 0), (9, 0), (0, 0))))
 def test_every_answer_is_valid_here(make_config: Make, batch: Batch, page_size: int, arch: tuple[int, int]):
@@ -336,7 +335,7 @@ def test_every_answer_is_valid_here(make_config: Make, batch: Batch, page_size: 
 def test_of_configs_alike_that_of_the_earlier_place_answers(make_config: Make):
     slow, fast = make_config(timing=Timing((9.0,), Regime("graph"))), make_config()
     for first, second in ((slow, fast), (fast, slow)):
-        table = ConfigTable([made([first], "file"), made([second], "file"), made([], "shipped")])
+        table = ConfigTable([Place("file", [first]), Place("file", [second]), Place("shipped", [])])
         answer = ask(table, slow, HYBRID)
         assert (answer.config, answer.origin) == (first, "file")
         assert len(table) == 2
@@ -391,7 +390,7 @@ def test_fall_backs_are_logged_once(make_config: Make, caplog: pytest.LogCapture
         for page_size, batch in ((16, "64x1@40"), (16, "32x1@40"), (32, HYBRID), (32, "64x1@40")):
             table.lookup(config.shape.spec, Batch.parse(batch), page_size, config.gpu)
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
-    assert "which neighbour answers; the order is exact, bucket, neighbour, heuristic" in caplog.messages[0]
+    assert "so the neighbour answers; the order is exact, bucket, neighbour, heuristic" in caplog.messages[0]
     assert "pages of 32: nothing is tuned" in caplog.messages[2]
 
 
@@ -401,11 +400,11 @@ def test_that_another_gpu_has_what_is_asked_is_logged(make_config: Make, caplog:
     for batch in (HYBRID, "1x1024@16384,63x1@32768"):
         assert ask(table, config, batch, replace(config.gpu, name="NVIDIA H100")).source == "heuristic"
     (message,) = caplog.messages
-    assert "(it is on NVIDIA H200), which heuristic answers" in message
+    assert "(it is on NVIDIA H200), so the heuristic answers" in message
     caplog.clear()
     assert ask(ConfigTable.of([config]), config, HYBRID, replace(config.gpu, num_sms=66)).source == "heuristic"
     (message,) = caplog.messages
-    assert "(it is on NVIDIA H200 of 132 multiprocessors, where this one has 66), which heuristic answers" in message
+    assert "(it is on NVIDIA H200 with 132 SMs, where this one has 66), so the heuristic answers" in message
 
 
 def test_that_answers_are_stale_is_logged_once(make_config: Make, caplog: pytest.LogCaptureFixture):
@@ -488,7 +487,7 @@ def test_that_what_is_tuned_is_passed_over_is_logged_once_and_no_miss(
         for batch in ("62x1@16383", "62x1@16383", "64x1@16383", "62x4@16380"):
             ask(table, config, batch)
     (message,) = caplog.messages
-    assert "never cuts keys, and answers for the batch that it was tuned on; for the others heuristic does" in message
+    assert "never splits KV and answers for its own batch only; the heuristic answers for the others" in message
     found = table.coverage()
     assert (found.counts["heuristic"], found.counts["exact"], found.misses) == (3, 1, ())
 
@@ -506,7 +505,7 @@ def test_a_loss_is_expected_by_source_and_distance(make_config: Make):
     config = make_config()
     losses = Losses([Loss("NVIDIA H200", "bucket", 0.0, 3, 0.01), Loss("NVIDIA H200", "neighbour", 1.0, 3, 0.04),
                      Loss("NVIDIA H200", "heuristic", 8.0, 3, 0.3)])
-    table = ConfigTable([made([config], "database")], losses=losses)
+    table = ConfigTable([Place("database", [config])], losses=losses)
     batches = (HYBRID, "1x513@16384,63x1@32768", "1x1024@16384,63x1@32768")
     assert [ask(table, config, batch).loss for batch in batches] == [0.0, 0.01, 0.04]
     like_sampled, far = ask(table, config, "1x4096@16384,32x1@32768"), ask(table, config, "4000x1@500000")
@@ -527,32 +526,6 @@ def test_a_batch_far_larger_than_any_tuned_one_is_answered(make_config: Make, ca
     assert (answer.source, answer.config) == ("neighbour", config)
     assert answer.distance is not None
     assert answer.distance > 30
-
-
-def test_a_row_that_cannot_be_read_is_named_in_one_warning(make_config: Make):
-    config = make_config()
-    values = tuple(getattr(BestRow.of(config), name) for name in COLUMNS)
-    rows = [(n, *values) for n in (1, 2, 3)]
-    rows[0] = (1, *(("garbage" if name == "bucket" else value) for name, value in zip(COLUMNS, values, strict=True)))
-    rows[1] = (2, *(("garbage" if name == "variant" else value) for name, value in zip(COLUMNS, values, strict=True)))
-    table = ConfigTable([stored(rows, "table best_configs", "database")])
-    with pytest.warns(UserWarning, match="row 1 of table best_configs cannot.*row 2 of table best_configs") as caught:
-        answers = [ask(table, config, batch) for batch in (HYBRID, "1x1024@16384,63x1@32768")]
-    assert [answer.config for answer in answers] == [config, config]
-    assert len(caught) == 1
-
-
-def test_what_is_set_aside_is_named_once(make_config: Make):
-    config = make_config()
-    values = tuple(getattr(BestRow.of(config), name) for name in COLUMNS)
-    no_layer = (1, *(("garbage" if name == "spec" else value) for name, value in zip(COLUMNS, values, strict=True)))
-    tables = [ConfigTable([stored([no_layer, (2, *values)], "table best_configs", "database")]) for _ in range(2)]
-    with pytest.warns(UserWarning, match="row 1 of table best_configs cannot be read"):
-        ask(tables[0], config, HYBRID)
-    # Warnings are errors here.
-    assert tables[0].lookup(config.shape.spec, config.shape.bucket, 32, config.gpu).source == "heuristic"
-    tables[1].take_over(tables[0])
-    assert ask(tables[1], config, HYBRID).config == config
 
 
 @pytest.mark.parametrize(("place", "value", "message"), [
