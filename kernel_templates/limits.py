@@ -55,7 +55,7 @@ def next_power_of_two(size: int) -> int:
 
 def is_tma(variant: Variant) -> bool:
     """Whether K and V come through TMA."""
-    return variant.as_dict().get("kv_load") == "tma"
+    return variant.get("kv_load") == "tma"
 
 
 def registers_of(num_warps: int) -> int:

@@ -38,19 +38,20 @@ class Variant:
 
     def number(self, name: str) -> int:
         """The value of an integer dimension. Raises `VariantError` when the variant has none of that name."""
-        value = self._value(name)
+        value = self.get(name)
         if not isinstance(value, int):
             raise VariantError(f"variant {self.key()!r} has no number {name!r}")
         return value
 
     def text(self, name: str) -> str:
         """The value of a text dimension. Raises `VariantError` when the variant has none of that name."""
-        value = self._value(name)
+        value = self.get(name)
         if not isinstance(value, str):
             raise VariantError(f"variant {self.key()!r} has no text {name!r}")
         return value
 
-    def _value(self, name: str) -> Value | None:
+    def get(self, name: str) -> Value | None:
+        """The value of a dimension, None when the variant has none of that name."""
         return self.as_dict().get(name)
 
     def as_dict(self) -> dict[str, Value]:

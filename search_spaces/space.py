@@ -1,4 +1,9 @@
-"""The search space of one shape: which variants can run, and why the others cannot."""
+"""Search space of one shape: the variants that can run, and the reasons why others cannot.
+
+Templates have hundreds of thousands of variants, and a rule looks at few of their values. So a rule is not asked for
+each variant: it is first asked for a variant of which no value is chosen. If it reads a value, it is asked again for
+each choice of that value, and so on. Its answer then counts for all variants that share the values it has read.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +23,18 @@ from ..kernel_templates.variant import Value, Variant
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The distinct valid variants in the templates' order, and how many were rejected for each reason."""
+    """Variants of a shape, sorted into valid and rejected."""
 
+    # Distinct valid variants, in the templates' order.
     valid: tuple[Variant, ...]
+    # Number of rejected variants by reason.
     rejected: Counter[str]
 
 
 def survey(
     spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu, names: Iterable[str] | None = None
 ) -> Survey:
-    """Every variant that can differ for batches in `bucket`, sorted into valid and rejected.
+    """List every variant that can differ for batches in `bucket`, sorted into valid and rejected.
 
     `names` limits the templates; None means all that are installed. Raises `VariantError` when one is unknown.
     """
@@ -35,7 +42,7 @@ def survey(
     unknown = [name for name in chosen if name not in templates()]
     if unknown:
         raise VariantError(f"unknown template {unknown[0]!r}; installed are {', '.join(templates())}")
-    # A template's variants depend on which parts a batch has, not on their sizes: few surveys serve a whole suite.
+    # Variants depend on which parts a batch has, not on their sizes: few surveys serve a whole suite.
     parts = BatchBucket(*(min(size, 1) for size in astuple(bucket)))
     valid, rejected = _survey(spec, parts, page_size, gpu, chosen)
     return Survey(valid, Counter(dict(rejected)))
@@ -57,44 +64,44 @@ def _survey(
 def _reasons(
     template: Template, bucket: BatchBucket, page_size: int, spec: AttentionSpec, gpu: Gpu
 ) -> list[str | None]:
-    """For each of the template's variants the first rule that it breaks, or None.
-
-    A rule looks at few of the values, and is asked once for all variants that share them: about a variant of which no
-    value is known and then, where it looks at one, about those with each choice there is for it.
-    """
-    # The commands that survey nothing load no numpy.
+    """Find the first rule that each of the template's variants breaks, None for a valid one."""
+    # Imported here, because commands that list no variants start without numpy.
     import numpy as np
 
     grid = template.grid(bucket, gpu)
-    # By the dimension a rule looks at, the one whose choice it is.
+    # The axis of the grid that gives a dimension its value: its own, or that of its counterpart.
     axes = {name: name for name in grid} | {d.name: d.counterpart for d in template.absent(bucket) if d.counterpart}
     reasons = np.full([len(choices) for choices in grid.values()], None, object)
 
-    def judge(rule: Constraint, at: dict[str, int]) -> None:
-        known = {name: grid[axis][at[axis]] for name, axis in axes.items() if axis in at}
+    def judge(rule: Constraint, chosen: dict[str, int]) -> None:
+        """Enter the rule's answer for all variants with the `chosen` index on each axis, any on the others."""
+        known = {name: grid[axis][chosen[axis]] for name, axis in axes.items() if axis in chosen}
         try:
-            holds = rule.holds(_Partial(template.name, page_size, axes.keys(), known), spec, gpu)
-        except _Unknown as unknown:
-            axis = axes[unknown.args[0]]
+            holds = rule.holds(_PartialVariant(template.name, page_size, axes.keys(), known), spec, gpu)
+        except _NotChosen as error:
+            axis = axes[error.dimension]
+            for index in range(len(grid[axis])):
+                judge(rule, chosen | {axis: index})
         else:
             if not holds:
-                reasons[tuple(at.get(axis, slice(None)) for axis in grid)] = rule.reason
-            return
-        for index in range(len(grid[axis])):
-            judge(rule, at | {axis: index})
+                reasons[tuple(chosen.get(axis, slice(None)) for axis in grid)] = rule.reason
 
+    # Reversed, so that the reason of the first broken rule is entered last.
     for rule in reversed(template.rules):
-        # The first rule has the last word.
         judge(rule, {})
     return reasons.ravel().tolist()
 
 
-class _Unknown(BaseException):
-    """The value of the dimension of this name was asked for, and is not known. No rule should catch it."""
+class _NotChosen(BaseException):
+    """A rule has read a dimension whose value is not chosen. A BaseException, so that no rule catches it."""
+
+    def __init__(self, dimension: str) -> None:
+        super().__init__(dimension)
+        self.dimension = dimension
 
 
-class _Partial(Variant):
-    """A variant with dimensions `names`, of which some have `known` values. Asked for another, it raises `_Unknown`."""
+class _PartialVariant(Variant):
+    """Variant with dimensions `names`, only some of them with a `known` value. Reading another raises `_NotChosen`."""
 
     __slots__ = ("known", "names")
     known: Mapping[str, Value]
@@ -111,9 +118,10 @@ class _Partial(Variant):
 
     @property
     def values(self) -> tuple[tuple[str, Value], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return tuple((name, value) for name in self.names if (value := self._value(name)) is not None)
+        return tuple((name, value) for name in self.names if (value := self.get(name)) is not None)
 
-    def _value(self, name: str) -> Value | None:
+    def get(self, name: str) -> Value | None:
+        """See `Variant.get`."""
         if name in self.names and name not in self.known:
-            raise _Unknown(name)
+            raise _NotChosen(name)
         return self.known.get(name)
