@@ -29,7 +29,8 @@ from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.models import model_specs
 from attention_tuner.search_spaces.suites import named_batches
-from attention_tuner.tuner.console import documents
+from attention_tuner.tuner.console.output import encode
+from attention_tuner.tuner.console.tune import result_document
 from attention_tuner.tuner.measure.jobs import RaceJob
 from attention_tuner.tuner.measure.race import Interval, compare
 from attention_tuner.tuner.run import Executor
@@ -74,7 +75,7 @@ def compared(task: Task, gpu: Gpu, seconds: float, rounds: int) -> dict[str, Any
                 winners += [result.best.variant] if result.best is not None else []
                 if index == RUNS - 1 and len(winners) == RUNS:
                     standing = raced(task, winners, rounds, executor)
-    return {"task": documents.task_document(task), "seconds": seconds, "runs": runs, "standing": standing,
+    return {"task": encode(task), "seconds": seconds, "runs": runs, "standing": standing,
             "record": record.record()}  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def searched(task: Task, gpu: Gpu, seconds: float, executor: Executor, database:
 def run_document(result: TaskResult) -> dict[str, Any]:
     """The result, and the shares of its wall time in which the GPU, or the whole compile pool, was busy."""
     return {
-        **documents.result_document(result, None),
+        **result_document(result, None),
         "gpu_share": result.measuring_seconds / result.seconds,
         "pool_share": result.compiling_seconds / result.seconds,
     }

@@ -44,7 +44,7 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
-from attention_tuner.tuner.console.progress import TuneProgress
+from attention_tuner.tuner.console.output import TuneProgress
 from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
 from attention_tuner.tuner.processes.compile import CompileJob
 from attention_tuner.tuner.run import Executor

@@ -15,7 +15,7 @@ from t4 import write_t4
 from attention_tuner.kernel_templates.errors import TunerError
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.console.output import print_failures, print_table, say
-from attention_tuner.tuner.console.text import milliseconds, short, values
+from attention_tuner.tuner.console.text import batch_text, milliseconds, variant_text
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.replay import near
 from attention_tuner.tuner.settings import Reason, TaskResult
@@ -27,7 +27,7 @@ def print_recording(recording: Recording) -> None:
     """Print a table of the outcomes of each task."""
     columns = ("batch", "page", "variants", *KINDS, "measured", "optimum", "within 2 %")
     rows = [
-        (short(task.batch), str(task.page_size), str(result.outcomes.total()),
+        (batch_text(task.batch), str(task.page_size), str(result.outcomes.total()),
          *(str(result.outcomes[kind]) for kind in KINDS), str(recording.measurements(task)),
          *optimum_cells(recording, task))
         for task, result in counted(recording).items()
@@ -39,7 +39,7 @@ def print_recording(recording: Recording) -> None:
 def print_details(recording: Recording) -> None:
     """Print the optimum of each task, why variants have no time, and the versions it was recorded with."""
     rows = [
-        (short(task.batch), str(task.page_size), values(best.variant))
+        (batch_text(task.batch), str(task.page_size), variant_text(best.variant))
         for task in recording.tasks if (best := recording.optimum(task)) is not None
     ]  # fmt: skip
     print_table("the optima", ("batch", "page", "variant"), rows)

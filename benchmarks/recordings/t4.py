@@ -12,7 +12,7 @@ from typing import Any
 
 from attention_tuner.kernel_templates.outcome import Failed, Outcome, Skipped, Timed, Wrong
 from attention_tuner.kernel_templates.task import Task
-from attention_tuner.tuner.console.text import short
+from attention_tuner.tuner.console.text import batch_text
 from attention_tuner.tuner.processes.limit import EXCEEDED
 from attention_tuner.tuner.recording import Recorded, Recording
 
@@ -26,7 +26,7 @@ def write_t4(recording: Recording, folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     paths: list[Path] = []
     for number, task in enumerate(recording.tasks, 1):
-        path = folder / f"{number:02}_page={task.page_size},batch={short(task.batch)[:NAME_LENGTH]}.json"
+        path = folder / f"{number:02}_page={task.page_size},batch={batch_text(task.batch)[:NAME_LENGTH]}.json"
         path.write_text(json.dumps(t4_document(recording, task), indent=1, allow_nan=False) + "\n")
         paths.append(path)
     return paths

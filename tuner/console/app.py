@@ -1,4 +1,4 @@
-"""The command line: the commands, and how each one ends."""
+"""The command line: its commands and their exit statuses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from typer.main import get_command
 
 from ... import __version__
 from ...kernel_templates.errors import InputError, TunerError
-from . import machine as commands_machine
-from . import reports as commands_report
-from . import store as commands_store
-from . import tune as commands_tune
-from . import variants as commands_variants
-from . import verify as commands_verify
+from . import machine, reports, store, tune, variants, verify
+from .options import with_options
 
 PROGRAM = "attention-tuner"
 INTERRUPTED = 130
@@ -32,29 +28,41 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+report_app = typer.Typer(
+    help="""Decide from what is stored: how few kernels suffice, and which page size to serve with.
+
+\b
+Example:
+  attention-tuner report pages --model llama-3-8b --suite serving
+""",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    commands_tune.tune,
-    commands_variants.generate,
-    commands_variants.check,
-    commands_variants.bench,
-    commands_store.show,
-    commands_store.lookup,
-    commands_store.export,
-    commands_store.import_,
-    commands_verify.verify,
-    commands_machine.doctor,
+    tune.tune,
+    variants.generate,
+    variants.check,
+    variants.bench,
+    store.show,
+    store.lookup,
+    store.export,
+    store.import_,
+    verify.verify,
+    machine.doctor,
 )
 for command in _COMMANDS:
-    app.command(name=command.__name__.rstrip("_"))(command)
-app.add_typer(commands_report.app, name="report")
+    app.command(name=command.__name__.rstrip("_"))(with_options(command))
+for command in (reports.portfolio, reports.pages):
+    report_app.command()(with_options(command))
+app.add_typer(report_app, name="report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line, by default the process's own, and return the status it ends with.
+    """Run one command line, by default that of the process, and return its exit status.
 
-    What the user did wrong is one sentence on stderr and status 2; nothing valid found is 1; Ctrl-C is 130.
+    A mistake of the user is one sentence on stderr and status 2; status 1 is for nothing valid found, 130 for Ctrl-C.
     """
-    # What a lookup tells an engine's log, the commands say themselves.
+    # Lookups write to an engine's log; the commands print the same themselves.
     logging.getLogger("attention_tuner").addHandler(logging.NullHandler())
     with _warnings_in_one_line():
         try:
@@ -67,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except TunerError as error:
             return _fail(str(error), error.exit_status)
         except OSError as error:
-            # Of a file that the user named; one without a name, such as a broken pipe, is not.
+            # An error without a file name, such as a broken pipe, is no mistake of the user.
             if error.filename is None:
                 raise
             return _fail(f"{error.filename!r} cannot be used: {error.strerror}", USAGE)
@@ -85,7 +93,7 @@ def _fail(message: str, status: int) -> int:
 
 @contextmanager
 def _warnings_in_one_line() -> Generator[None]:
-    """Writes warnings on stderr as sentences, without the line of source that raised them."""
+    """Write warnings on stderr as sentences, without the source line that raised them."""
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         yield

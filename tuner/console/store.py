@@ -2,156 +2,178 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from ...kernel_templates.errors import InputError
+from ...kernel_templates.outcome import BestConfig
 from . import options, request
+
+if TYPE_CHECKING:
+    from ...db.answer import Answer
+    from ...db.lookup.merge import Choice
+    from ..portfolio import Portfolio
+
+# Dropped configs that are named one by one.
+DROPPED = 10
 
 
 def show(
-    model: options.Model = None,
-    tp: options.Tp = 1,
-    dtype: options.Dtype = None,
-    kv_dtype: options.KvDtype = None,
-    q_dtype: options.QDtype = None,
-    tree: options.Tree = False,
-    spec: options.Spec = None,
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
-    failures: Annotated[bool, typer.Option("--failures", help="Also why trials failed, with counts.")] = False,
+    layers: options.Layers,
+    gpu: options.StoredGpu = None,
+    failures: Annotated[bool, typer.Option("--failures", help="Also count why trials failed.")] = False,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
-    """Show the stored best configs.
-
-    And how many trials of which outcome the database holds.
+    """Show the stored best configs, and the number of trials by outcome.
 
     \b
     Example:
       attention-tuner show --model llama-3-8b --failures
     """
-    from ...db import Store, default_path
-    from . import documents
-    from . import output as report
+    from . import output
+    from .text import count_list
 
-    wanted = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree) if model or spec else None
-    with Store.open(default_path() if db is None else db, create=False) as store:
+    wanted = layers.specs_or_all()
+    with request.open_store(db) as store:
         configs = request.stored(store.best_configs(), wanted, gpu)
         counts = store.trial_counts()
-        reasons = store.failure_counts() if failures else None
+        reasons = store.failure_counts() if failures else Counter[tuple[str, str, str]]()
         name = store.name
     if json:
-        report.print_json({
-            "database": name,
-            "trials": dict(counts),
-            **({} if reasons is None else {"failures": documents.failures_document(reasons)}),
-            "configs": [documents.config_document(config) for config in configs],
-        })
+        told = {"failures": output.encode_reasons(reasons)} if failures else {}
+        output.print_json({"database": name, "trials": counts, **told, "configs": configs})
         return
-    report.print_configs(configs)
-    report.print_trials(name, counts, reasons)
+    print_configs(configs)
+    output.say(f"{name}: {counts.total()} trials" + (f" ({count_list(counts)})" if counts else ""))
+    output.print_failures(reasons)
+
+
+def print_configs(configs: Sequence[BestConfig]) -> None:
+    """Write a table of best configs for each GPU, layer and regime."""
+    from . import output
+    from .text import batch_text, milliseconds, variant_text
+
+    groups: dict[str, list[BestConfig]] = {}
+    for each in configs:
+        title = f"{each.gpu.name}, {each.shape.spec.key()}, regime {each.timing.regime}"
+        groups.setdefault(title, []).append(each)
+    for title, members in groups.items():
+        output.print_table(title, ("batch", "page", "best variant", "time", "speed-up", "verdict", "check"), [(
+            batch_text(each.batch), str(each.variant.page_size), variant_text(each.variant),
+            milliseconds(each.timing.median_ms), f"{each.speedup:.2f}x", each.verdict.value,
+            "full" if each.full_check else "quick",
+        ) for each in members])  # fmt: skip
 
 
 def lookup(
-    model: options.Model = None,
-    tp: options.Tp = 1,
-    dtype: options.Dtype = None,
-    kv_dtype: options.KvDtype = None,
-    q_dtype: options.QDtype = None,
-    tree: options.Tree = False,
-    spec: options.Spec = None,
-    batch: options.Batches = None,
-    suite: options.Suite = None,
+    layers: options.Layers,
+    batches: options.Batches,
     page_size: options.OnePageSize = None,
     gpu: options.GpuName = None,
     configs: Annotated[list[str] | None, typer.Option(
-        "--configs", metavar="PATH", help="An export to answer from too, behind the database and before what ships. "
-                                          "Can be repeated.")] = None,
+        "--configs", metavar="PATH", help="An export to answer from, after the database and before the shipped "
+                                          "configs. Can be repeated.")] = None,
     like: Annotated[list[str] | None, typer.Option(
-        "--like", metavar="NAME", help="Another GPU of the same architecture whose configs may answer where this one "
-                                       "has none. Can be repeated.")] = None,
+        "--like", metavar="NAME", help="A GPU of the same architecture whose configs may answer too. "
+                                       "Can be repeated.")] = None,
     worst: Annotated[str, typer.Option(
         "--worst", metavar="exact|bucket|neighbour|heuristic",
-        help="Fail where only a worse source could answer.")] = "heuristic",
+        help="The worst source that may answer.")] = "heuristic",
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
-    """Say which variant to run for a batch.
+    """Print the variant to run for a batch, and the source of the answer.
 
-    That is the nearest tuned config that is valid here, of the database or of those that ship, and the answer says how
-    near: exact (tuned on this batch), bucket (on one like it) or neighbour (on the nearest bucket, unless that leaves
-    keys whole); or heuristic, where nothing tuned fits.
+    The source is exact (tuned on this batch), bucket (tuned on a batch of the same bucket), neighbour (tuned on the
+    nearest bucket) or heuristic (nothing tuned fits).
 
     \b
     Example:
       attention-tuner lookup --model llama-3-8b --batch 1x512@16384,63x1@32768 --page-size 16
     """
-    from ...db import Store, load_table
-    from . import documents
-    from . import output as report
+    from ...db.answer import Chain
+    from . import output
+    from .text import batch_text
 
-    chain = request.chain(worst, like or ())
-    specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree)
-    asked = request.batches(batch or (), suite)
+    # The record refuses a name that is no source.
+    chain = Chain(cast("Any", worst), tuple(like or ()))
+    specs, asked = layers.specs(), batches.named()
     if not asked:
         raise InputError("lookup needs a batch, such as --batch 1x512@16384,63x1@32768, or a --suite")
     page = request.page_size(page_size)
-    if db is not None:
-        # A table without the database is no error in an engine, but a name given here is meant to be there.
-        Store.open(db, create=False).close()
-    table = load_table(db, files=configs or (), chain=chain)
-    on = request.machine(gpu, [config.gpu for config in table.configs])
+    table = request.load_table(db, configs or (), chain)
+    on = request.any_gpu(gpu, [config.gpu for config in table.configs])
     answers = [(layer, each, table.lookup(layer, each, page, on)) for layer in specs for each in asked]
     if json:
-        report.print_json({
-            "gpu": on.name,
-            "table": table.id,
-            "answers": [documents.answer_document(*answer) for answer in answers],
-        })
+        output.print_json({"gpu": on, "table": table.id, "answers": [{
+            "spec": layer, "batch": each, "page_size": page, "template": answer.variant.template,
+            "values": answer.variant.as_dict(), **output.encode(answer),
+        } for layer, each, answer in answers]})  # fmt: skip
         return
-    report.print_answers(on, answers)
+    for layer, each, answer in answers:
+        output.say(answer.variant.key())
+        output.say(f"  for {batch_text(each)} of {layer.key()} on {on.name}")
+        output.say(f"  source {answer.source}: {origin_text(answer)}")
+
+
+def origin_text(answer: Answer) -> str:
+    """Return whose config answered, and its times."""
+    from .text import batch_text, milliseconds, percent
+
+    config = answer.config
+    if config is None:
+        return "nothing tuned fits, so the values are chosen by rule"
+    whose = {"database": "in your database", "file": "in a file"}.get(answer.origin or "", "shipped")
+    on = "" if answer.lender is None else f" on {answer.lender}"
+    text = (f"{whose}, tuned{on} on {batch_text(config.batch)}, {milliseconds(config.timing.median_ms)} there, "
+            f"{config.speedup:.2f}x over the default, regime {config.timing.regime}")
+    if answer.loss:
+        text += f"; such answers lose {percent(answer.loss)} in the median"
+    return text + ("; stale: measured with another kernel source, Triton or driver" if answer.stale else "")
 
 
 def export(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file, or for --format folder the folder, to write.")],
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is stored for this GPU.")] = None,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; the folder for --format folder.")],
+    gpu: options.StoredGpu = None,
     form: Annotated[str, typer.Option(
         "--format", metavar="json|folder",
         help="json: one file; folder: a JSON file for each layer, page size and GPU, as vLLM has them.")] = "json",
     merge: Annotated[bool, typer.Option(
-        "--merge", help="Keep what FILE holds where the database has nothing better, say why, and leave out what "
-                        "cannot run any more.")] = False,
+        "--merge", help="Keep configs in FILE that the database has nothing better for.")] = False,
     provisional: Annotated[bool, typer.Option(
-        "--provisional", help="Also configs that have not passed the full check.")] = False,
+        "--provisional", help="Also export configs that have not passed the full check.")] = False,
     portfolio: Annotated[int | None, typer.Option(
         "--portfolio", parser=options.whole_number, metavar="NUMBER",
-        help="Only so many compiled kernels for each layer and page size: those with which the tuned shapes lose "
-             "least, as report portfolio shows.", show_default="the best of each shape")] = None,
+        help="Use at most so many compiled kernels for each layer and page size; see report portfolio.",
+        show_default="the best variant of each shape")] = None,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
-    """Write the best configs that have passed the full check to a file, or a folder of files.
+    """Write the best configs that have passed the full check to a file or folder.
 
-    FILE is replaced, unless --merge is given; in a folder, files of other layers, page sizes and GPUs stay.
+    FILE is replaced unless --merge is given; in a folder, files of other layers, page sizes and GPUs stay.
 
     \b
     Example:
       attention-tuner export llama-3-8b.json
     """
-    from ...db import Exported, Store, default_path, read_configs, write_configs
+    from ...db import Exported, read_configs, write_configs
     from ...db.lookup.export import require_format
     from ...db.lookup.merge import Merge, merge_configs
     from ..portfolio import portfolios_of, served_configs
-    from . import documents, portfolio_report
-    from . import output as report
+    from . import output
+    from .reports import portfolio_document
 
     require_format(form)
     if merge and portfolio is not None:
-        raise InputError(f"--portfolio {portfolio} does not go with --merge: what FILE holds would add kernels to it")
+        raise InputError(f"--portfolio {portfolio} does not go with --merge: the configs in FILE would add kernels")
     before = read_configs(file) if merge and Path(file).expanduser().exists() else Exported([])
-    with Store.open(default_path() if db is None else db, create=False) as store:
+    with request.open_store(db) as store:
         found = request.stored(store.best_configs(), gpu=gpu)
         held = store.checked(before.configs)
         losses = store.losses()
@@ -176,57 +198,90 @@ def export(
     kept = len(set(written) - set(configs))
     quick = sum(not config.full_check for config in written)
     if json:
-        report.print_json({"file": file, "configs": len(written), "kept": kept, "provisional": quick,
-                           "left_out": left_out, **documents.choices_document(result.choices),
-                           **portfolio_report.portfolios_document(portfolios)})
+        served = {"portfolios": list(map(portfolio_document, portfolios))} if portfolios else {}
+        output.print_json({"file": file, "configs": len(written), "kept": kept, "provisional": quick,
+                           "left_out": left_out, "dropped": list(map(_dropped_document, result.choices)), **served})
         return
-    report.say(f"{len(written)} configs written to {file}" + (f", {kept} of which it held before" if kept else ""))
-    report.note_choices(result.choices)
-    portfolio_report.print_portfolios(portfolios)
+    output.say(f"{len(written)} configs written to {file}" + (f", {kept} of which it held before" if kept else ""))
+    _note_dropped(result.choices)
+    _print_portfolios(portfolios)
     if left_out:
-        report.note(f"{left_out} provisional configs, which have passed the quick check only, were left out; run check "
+        output.note(f"{left_out} provisional configs, which have passed only the quick check, were left out; run check "
                     "--full --best, or add them with --provisional")
     if quick:
-        report.note(f"{quick} of them have passed the quick check only, and say so")
+        output.note(f"{quick} of the configs are provisional: they have passed only the quick check")
+
+
+def _print_portfolios(portfolios: Sequence[Portfolio]) -> None:
+    from . import output
+    from .reports import PICKS, pick_row
+    from .text import counted, percent
+
+    for each in portfolios:
+        output.print_table(f"{each.group.gpu.name}, {each.group.spec.key()}, pages of {each.group.page_size}", PICKS,
+                           map(pick_row, each.picks))
+        output.say(f"{counted(len(each.kernels), 'kernel')} for {counted(len(each.losses), 'shape')}, worst loss "
+                   f"{percent(max(each.losses, default=None))}, mean {percent(each.mean)}")
 
 
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What export wrote, or another database.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An export in any format, or another database.")],
     merge: Annotated[bool, typer.Option(
-        "--merge", help="Keep what the database holds where FILE has nothing better, and say why.")] = False,
+        "--merge", help="Keep configs in the database that FILE has nothing better for.")] = False,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
-    """Store the best configs of a file or folder that export wrote, in any of its formats, or of another database.
+    """Store the best configs of an export, or of another database.
 
-    Each takes the place of one for the same layer, batch, page size, GPU and regime, with --merge only of a worse one.
+    A config replaces the stored one of its layer, batch, page size, GPU and regime; with --merge, only a worse one.
 
     \b
     Example:
       attention-tuner import llama-3-8b.json
     """
-    from ...db import Exported, Store, default_path, read_configs
+    from ...db import Exported, read_configs
     from ...db.engine import is_database
     from ...db.lookup.merge import Merge, merge_configs
-    from . import documents
-    from . import output as report
+    from . import output
 
     if is_database(file):
-        with Store.open(file, create=False) as other:
+        with request.open_store(file) as other:
             found = Exported(other.best_configs(), other.losses())
     else:
         found = read_configs(file)
-    with Store.open(default_path() if db is None else db) as store:
+    with request.open_store(db, create=True) as store:
         held = store.best_configs() if merge else []
         result = merge_configs(held, found.configs) if merge else Merge(found.configs, [])
-        configs = [config for config in result.configs if config not in held]
+        known_configs = set(held)
+        configs = [config for config in result.configs if config not in known_configs]
         store.put_best(*configs)
         known = {loss.gpu_name for loss in store.losses()}
         for gpu_name in {loss.gpu_name for loss in found.losses} - known:
             store.put_losses(gpu_name, [loss for loss in found.losses if loss.gpu_name == gpu_name])
         name = store.name
     if json:
-        report.print_json({"database": name, "configs": len(configs), **documents.choices_document(result.choices)})
+        dropped = list(map(_dropped_document, result.choices))
+        output.print_json({"database": name, "configs": len(configs), "dropped": dropped})
         return
-    report.say(f"{len(configs)} configs of {file} stored in {name}")
-    report.note_choices(result.choices)
+    output.say(f"{len(configs)} configs of {file} stored in {name}")
+    _note_dropped(result.choices)
+
+
+def _note_dropped(choices: Sequence[Choice]) -> None:
+    """Write on stderr which configs a merge did not keep, and why: the first ones one by one."""
+    from . import output
+    from .text import batch_text
+
+    for choice in choices[:DROPPED]:
+        config = choice.dropped
+        kept = "" if choice.kept is None else f" behind {choice.kept.variant.key()}"
+        output.note(f"for {batch_text(config.batch)} at pages of {config.variant.page_size} on {config.gpu.name}, "
+                    f"{config.variant.key()} was not kept{kept}: {choice.reason}")
+    if len(choices) > DROPPED:
+        output.note(f"and {len(choices) - DROPPED} more, which --json lists")
+
+
+def _dropped_document(choice: Choice) -> dict[str, Any]:
+    config = choice.dropped
+    return {"spec": config.shape.spec, "batch": config.batch, "page_size": config.variant.page_size, "gpu": config.gpu,
+            "variant": config.variant, "kept": choice.kept and choice.kept.variant, "reason": choice.reason}

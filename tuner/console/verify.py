@@ -1,93 +1,72 @@
-"""The command that sees whether stored winners still are: verify."""
+"""The command that races stored winners anew: verify."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...kernel_templates.errors import InputError, NothingValidError
 from ...kernel_templates.gpu import Gpu
-from ...kernel_templates.outcome import BestConfig
+from ...kernel_templates.outcome import BestConfig, Regime
 from . import options, request
-from .tune import ENDING_S, ENDING_SHARE, SECONDS_WITHOUT_GPU, TRIALS, TRIALS_WITHOUT_GPU
+from .tune import ending_seconds
 
 if TYPE_CHECKING:
     from ...db.store import Store
     from ..settings import Settings
     from ..verify import Verified
 
-# Beside 0, 1 and 2, which all commands have, and 130.
+# Exit statuses beside 0, 1, 2 and 130, which all commands have.
 MOVED_STATUS = 3
 UNDECIDED_STATUS = 4
 
 
 def verify(
-    model: options.Model = None,
-    tp: options.Tp = 1,
-    dtype: options.Dtype = None,
-    kv_dtype: options.KvDtype = None,
-    q_dtype: options.QDtype = None,
-    tree: options.Tree = False,
-    spec: options.Spec = None,
+    layers: options.Layers,
+    search: options.Search,
+    clock: options.Clock,
     gpu: options.GpuName = None,
     every: Annotated[bool, typer.Option(
-        "--all", help="Also what was measured with the kernel source, Triton, torch and driver of now.")] = False,
-    retune: Annotated[bool, typer.Option("--retune", help="Tune anew what has moved.")] = False,
-    trials: Annotated[int | None, typer.Option(
-        parser=options.whole_number, metavar="NUMBER", help="With --retune: variants to try for each.",
-        show_default=f"{TRIALS}, without a GPU {TRIALS_WITHOUT_GPU}")] = None,
-    seconds: Annotated[float | None, typer.Option(
-        "--seconds", parser=options.positive_seconds, metavar="SECONDS",
-        help="Time for the whole run; with --retune half of it is kept for that.",
-        show_default=f"no limit, without a GPU {SECONDS_WITHOUT_GPU:g}")] = None,
-    seed: options.Seed = 0,
-    warm: options.Warm = False,
-    eager: options.Eager = False,
+        "--all", help="Also race configs measured with the present kernel source, Triton, torch and driver.")] = False,
+    retune: Annotated[bool, typer.Option(
+        "--retune", help="Tune what has moved; --trials is for this, and half of --seconds is kept for it.")] = False,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
     """Race stored winners anew after a change of the driver, Triton, torch or a kernel.
 
-    Each is raced with the default, its runners-up and the variants one step beside it. What still wins and takes as
-    long as before is stored with its new times; the rest has moved. The same command goes on where one ended. Ends with
-    status 0 when all hold or were tuned anew, 1 when nothing is stored for this GPU, 3 when any has moved and was not
-    tuned anew, and 4 when none has moved and any could not be decided in time.
+    Each is raced with the default, its runners-up and the variants one step beside it. A winner that still wins and
+    takes as long as before holds, and is stored with its new times; the others have moved. The same command goes on
+    where one ended. Ends with status 0 when all hold or were tuned, 1 when nothing is stored for this GPU, 3 when any
+    has moved and was not tuned, and 4 when none has moved but the time was too short for some.
 
     \b
     Example:
       attention-tuner verify --retune --seconds 300
     """
-    from ...db import Store, default_path
-    from ...db.engine import sqlite_path
-    from ..settings import Settings
     from ..verify import UNDECIDED
-    from . import verify_report
 
     begun = time.monotonic()
-    specs = request.layers(model, tp, dtype, spec, kv_dtype, q_dtype, tree) if model or spec else None
-    if trials is not None and not retune:
+    specs = layers.specs_or_all()
+    if search.trials is not None and not retune:
         raise InputError("--trials goes with --retune only: without it nothing is searched")
-    on = request.runnable(gpu)
-    settings = Settings(
-        trials=trials or (TRIALS_WITHOUT_GPU if on.is_interpreter else TRIALS),
-        seconds=seconds or (SECONDS_WITHOUT_GPU if on.is_interpreter else None),
-        seed=seed, regime=request.regime(warm, eager))
-    where = default_path() if db is None else db
-    if (path := sqlite_path(where)) is not None and not path.exists():
-        raise InputError(f"there is no database {str(path)!r}, so there is no best config to verify; tune first")
-    with Store.open(where) as store:
+    on = request.running_gpu(gpu)
+    settings = search.settings(on, regime=clock.regime)
+    request.require_file(db)
+    with request.open_store(db, create=True) as store:
         stored = _stored(store, on, settings, specs)
         job = _Job(on, store, settings, retune, begun)
         chosen = stored if every else job.stale(stored)
         found = job.run(chosen) if chosen else []
         name = store.name
-    verify_report.print_verified(name, on, found, len(stored) - len(chosen), as_json=json)
+    print_verified(name, on, found, len(stored) - len(chosen), as_json=json)
     if any(each.has_moved for each in found):
         raise typer.Exit(MOVED_STATUS)
     if any(each.state == UNDECIDED for each in found):
@@ -95,26 +74,25 @@ def verify(
 
 
 def _stored(store: Store, gpu: Gpu, settings: Settings, specs: Sequence[object] | None) -> list[BestConfig]:
-    """The best configs of `gpu`, in the regime that is asked for. Raises `NothingValidError` where there is none."""
-    from ...kernel_templates.outcome import Regime
-
+    """Return the best configs of `gpu` in the regime of `settings`. Raises `NothingValidError` where there is none."""
     regime = Regime("interpreter") if gpu.is_interpreter else settings.regime
     found = [config for config in store.best_configs(gpu_name=gpu.name, regime=regime)
              if config.gpu.num_sms == gpu.num_sms and (specs is None or config.shape.spec in specs)]
     if not found:
-        raise NothingValidError(f"database {store.name!r} holds no best config of {gpu.name} in regime {regime} that "
-                                "could be verified; tune first")
+        raise NothingValidError(f"database {store.name!r} holds no best config of {gpu.name} in regime {regime} to "
+                                "verify; tune first")
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What was asked for, and when, by `time.monotonic`."""
+    """One run of the command."""
 
     gpu: Gpu
     store: Store
     settings: Settings
     retune: bool
+    # When the command began, by `time.monotonic`.
     begun: float
 
     def stale(self, configs: Sequence[BestConfig]) -> list[BestConfig]:
@@ -124,11 +102,11 @@ class _Job:
         return stale(configs, self.gpu, environment)
 
     def run(self, configs: Sequence[BestConfig]) -> list[Verified]:
-        """Verify `configs`, and tune anew what has moved where that is asked for, in the time that there is."""
+        """Verify `configs` and, with `retune`, tune what has moved, in the time that there is."""
         from ..run import executor_on, open_run
         from ..tune import refuse_long
         from ..verify import RETUNE_SHARE, Verified, retune, verify
-        from .progress import TuneProgress
+        from .output import TuneProgress
 
         settings, gpu, store = self.settings, self.gpu, self.store
         total_s = settings.seconds or math.inf
@@ -136,16 +114,71 @@ class _Job:
             tasks = [Verified(config).task for config in configs]
             refuse_long(tasks, replace(settings, seconds=RETUNE_SHARE * total_s))
         with contextlib.closing(executor_on(gpu)) as executor:
-            ending_s = min(ENDING_S, ENDING_SHARE * total_s)
+            ending_s = ending_seconds(settings)
             executor = replace(executor, aside_s=time.monotonic() - self.begun + ending_s)
             share = 1 - RETUNE_SHARE if self.retune else 1.0
-            first = settings if settings.seconds is None else replace(settings, seconds=share * total_s)
             with TuneProgress(gpu) as listener:
-                with open_run(gpu, store, first, executor, listener) as run:
+                with open_run(gpu, store, _within(settings, share * total_s), executor, listener) as run:
                     found = verify(configs, run)
                 left_s = total_s - (time.monotonic() - self.begun)
                 if self.retune and left_s > ending_s:
                     executor = replace(executor, aside_s=ending_s)
-                    rest = settings if settings.seconds is None else replace(settings, seconds=left_s)
-                    retune(found, gpu, store, rest, executor, listener)
+                    retune(found, gpu, store, _within(settings, left_s), executor, listener)
         return found
+
+
+def _within(settings: Settings, seconds: float) -> Settings:
+    return settings if settings.seconds is None else replace(settings, seconds=seconds)
+
+
+def print_verified(database: str, gpu: Gpu, found: Sequence[Verified], fresh: int, *, as_json: bool) -> None:
+    """Write the state of each winner that was raced; `fresh` others needed no race."""
+    from ..verify import CHANGED
+    from . import output
+    from .text import count_list, counted
+
+    states = Counter(each.state for each in found)
+    retuned = sum(each.retuned is not None for each in found)
+    if as_json:
+        output.print_json({"database": database, "gpu": gpu, "fresh": fresh, "states": states, "retuned": retuned,
+                           "verified": list(map(_verified_document, found))})
+        return
+    groups: dict[str, list[Verified]] = {}
+    for each in found:
+        groups.setdefault(f"{gpu.name}, {each.config.shape.spec.key()}", []).append(each)
+    columns = ("batch", "page", "result", "before", "now", "fastest now", "tuned anew")
+    for title, members in groups.items():
+        output.print_table(title, columns, map(_verified_row, members))
+    if fresh:
+        output.say(f"{counted(fresh, 'best config')} of {database} not raced: measured with the present kernel source, "
+                   "Triton, torch and driver")
+    if found:
+        output.say(f"{counted(len(found), 'best config')} raced with the runners-up and neighbours: "
+                   f"{count_list(states)}; {retuned} tuned anew. Held: nothing is faster beyond noise, and the time "
+                   f"is within {CHANGED:.0%} of before")
+
+
+def _verified_row(each: Verified) -> tuple[str, ...]:
+    from .text import batch_text, milliseconds, variant_text
+
+    now = fastest = retuned = ""
+    if each.timing is not None and each.ratio is not None:
+        now = f"{milliseconds(each.timing.median_ms)} ({each.ratio - 1:+.1%})"
+    if each.fastest is not None and each.fastest_ms is not None:
+        is_itself = each.fastest == each.config.variant
+        fastest = "itself" if is_itself else f"{milliseconds(each.fastest_ms)} {variant_text(each.fastest)}"
+    if each.retuned is not None:
+        retuned = f"{milliseconds(each.retuned.timing.median_ms)} {variant_text(each.retuned.variant)}"
+    return (batch_text(each.task.batch), str(each.task.page_size), each.state,
+            milliseconds(each.config.timing.median_ms), now, fastest, retuned)
+
+
+def _verified_document(each: Verified) -> dict[str, Any]:
+    from .output import encode
+
+    return {
+        **encode(each.task), "variant": each.config.variant, "state": each.state,
+        "before_ms": each.config.timing.median_ms, "now_ms": each.timing and each.timing.median_ms, "ratio": each.ratio,
+        "fastest": each.fastest, "fastest_ms": each.fastest_ms, "retuned": each.retuned and each.retuned.variant,
+        "retuned_ms": each.retuned and each.retuned.timing.median_ms,
+    }  # fmt: skip

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from attention_tuner.kernel_templates.errors import NothingValidError
 from attention_tuner.tuner.console import app as cli
 
-COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "verify", "record", "recording",
-            "doctor", "report")
+COMMANDS = ("tune", "generate", "check", "bench", "show", "lookup", "export", "import", "verify", "doctor", "report")
 REPORTS = ("portfolio", "pages")
 # What does something, and not only names commands of its own.
 LEAVES = (*(name for name in COMMANDS if name != "report"), *(f"report {name}" for name in REPORTS))
@@ -58,7 +57,6 @@ MISTAKES = [
     ("tune --replay nosuch --dry-run", "--dry-run"),
     ("tune --replay nosuch --tp 2", "--model"),
     ("tune --replay nosuch --sampler oracle", "'oracle'"),
-    ("recording nosuch", "'nosuch'"),
     ("generate --model llama-3-8b --gpu sm_12", "'sm_12'"),
     ("generate --model llama-3-8b --limit x", "'x'"),
     ("check --model llama-3-8b --variant unified:page_size=16", "'unified:page_size=16'"),
@@ -110,6 +108,19 @@ MISTAKES = [
     ("doctor --db=", "is empty"),
     ("show --db=", "is empty"),
     (f"tune {' '.join(LAYER)} --tp 2", "--tp 2"),
+    ("tune --tree", "--tree"),
+    ("tune --replay h200 --tree", "--tree"),
+    ("generate --tp 8", "--tp 8"),
+    ("check --dtype float16", "--dtype float16"),
+    ("check --full --best --tp 8", "--tp 8"),
+    ("bench --kv-dtype auto", "--kv-dtype auto"),
+    ("show --tp 8 --dtype float16 --tree", "--tp 8"),
+    ("show --q-dtype auto", "--q-dtype auto"),
+    ("lookup --tp 8 --batch 1x1@1", "--tp 8"),
+    ("verify --tp 8", "--tp 8"),
+    ("verify --tree", "--tree"),
+    ("report portfolio --tp 8", "--tp 8"),
+    ("report pages --dtype float16", "--dtype float16"),
     (f"check {' '.join(LAYER)},scale=1e-9", "1e-09"),
     ("generate --model llama-3-8b --all --limit 3", "--all"),
     ("frobnicate", "'frobnicate'"),
@@ -160,7 +171,7 @@ def test_help_is_shown_without_a_command(lines: Lines) -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys; from attention_tuner.tuner.cli import main; status = main(['tune', '--help']);"
+        "import sys; from attention_tuner.tuner.console.app import main; status = main(['tune', '--help']);"
         "print(status, [n for n in ('torch', 'triton', 'optuna', 'sqlalchemy', 'rich', 'numpy') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -202,7 +213,7 @@ def test_nothing_valid_ends_with_status_1(lines: Lines, monkeypatch: pytest.Monk
     def find_nothing(*_: object) -> None:
         raise NothingValidError("no variant is valid:\n3 because x")
 
-    monkeypatch.setattr("attention_tuner.tuner.console.doctor.examine", find_nothing)
+    monkeypatch.setattr("attention_tuner.tuner.console.machine.examine", find_nothing)
     assert lines.run("doctor") == 1
     assert lines.err == "attention-tuner: no variant is valid: 3 because x\n"
 
@@ -211,7 +222,7 @@ def test_ctrl_c_says_how_to_go_on_and_ends_with_status_130(lines: Lines, monkeyp
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attention_tuner.tuner.console.doctor.examine", interrupt)
+    monkeypatch.setattr("attention_tuner.tuner.console.machine.examine", interrupt)
     assert lines.run("doctor") == 130
     assert "kept" in lines.err
     assert "goes on" in lines.err
@@ -224,7 +235,7 @@ def test_a_warning_is_one_line_on_stderr(lines: Lines, monkeypatch: pytest.Monke
         warnings.warn("row 3 is set aside", stacklevel=2)
         raise typer.Exit(0)
 
-    monkeypatch.setattr("attention_tuner.tuner.console.doctor.examine", warn)
+    monkeypatch.setattr("attention_tuner.tuner.console.machine.examine", warn)
     assert lines.run("doctor") == 0
     assert lines.err == "attention-tuner: warning: row 3 is set aside\n"
 

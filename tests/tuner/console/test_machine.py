@@ -1,19 +1,93 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_samples import H100, Lines
 
-from attention_tuner.tuner.console import doctor
+from attention_tuner.kernel_templates.errors import StoreError
+from attention_tuner.kernel_templates.launch import device
+from attention_tuner.tuner.console import machine as module
+from attention_tuner.tuner.console.machine import Machine, Place, consequences, examine
 from attention_tuner.tuner.measure.rates import Rates, RatesJob
 from attention_tuner.tuner.processes.worker import Worker
 
 
 @pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(device, "present_gpu", lambda: None)
+    return examine(str(tmp_path / "deep" / "tuner.db"), tmp_path / "cache")
+
+
+def test_examining_makes_nothing(machine: Machine, tmp_path: Path) -> None:
+    assert list(tmp_path.iterdir()) == []
+    assert machine.database == Place(str(tmp_path / "deep" / "tuner.db"), exists=False, writable=True)
+    assert machine.cores == len(os.sched_getaffinity(0))
+
+
+def test_versions_are_those_installed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    assert machine.versions["torch"] == torch.__version__
+    monkeypatch.setattr(module, "PACKAGES", ("torch", "no-such-package"))
+    again = examine(machine.database_name, Path(machine.cache.name))
+    assert again.versions["no-such-package"] == "missing"
+    assert any("no-such-package" in sentence for sentence in consequences(again))
+
+
+def test_a_place_knows_what_can_be_done_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert str(Place.of_path(file)) == f"{file} (can be written)"
+    assert str(Place.of_path(tmp_path / "a" / "b")) == f"{tmp_path / 'a' / 'b'} (not there yet, can be written)"
+    assert not Place.of_path(file / "below").writable
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert str(Place.of_path(file)) == f"{file} (cannot be written)"
+
+
+def test_a_folder_is_no_place_for_a_database(tmp_path: Path) -> None:
+    assert examine(str(tmp_path), tmp_path).database == Place(str(tmp_path), exists=True, writable=False)
+
+
+def test_a_database_elsewhere_is_not_judged(machine: Machine) -> None:
+    url = "postgresql+psycopg://user@host/name"
+    assert examine(url, Path(machine.cache.name)).database is None
+    with pytest.raises(StoreError, match="URL"):
+        examine("postgresql:/x://", Path(machine.cache.name))
+
+
+def test_a_password_is_not_told(machine: Machine) -> None:
+    told = examine("postgresql+psycopg://user:secret@host/name", Path(machine.cache.name))
+    assert "secret" not in str(told)
+    assert told.database_name == "postgresql+psycopg://user:***@host/name"
+
+
+def test_without_a_gpu_the_interpreter_is_announced(machine: Machine) -> None:
+    told = " ".join(consequences(machine))
+    assert "regime interpreter" in told
+
+
+def test_with_a_gpu_its_measuring_is_announced(machine: Machine) -> None:
+    told = " ".join(consequences(replace(machine, gpu=H100)))
+    assert "NVIDIA H100" in told
+    assert "50 MiB of L2" in told
+    assert "interpreter" not in told
+
+
+def test_what_cannot_be_written_is_told(machine: Machine) -> None:
+    closed = Place("/closed", exists=True, writable=False)
+    told = list(consequences(replace(machine, database=closed, cache=closed)))
+    assert any("stored in /closed" in sentence and "--db" in sentence for sentence in told)
+    assert any("kept in /closed" in sentence for sentence in told)
+    assert not any("/closed" in sentence for sentence in consequences(machine))
+
+
+@pytest.fixture
 def lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Lines:
-    monkeypatch.setattr(doctor, "present_gpu", lambda: None)
+    monkeypatch.setattr(device, "present_gpu", lambda: None)
     return Lines(capsys)
 
 
@@ -39,7 +113,7 @@ def test_a_gpu_is_measured_when_asked(lines: Lines, tmp_path: Path, monkeypatch:
         jobs.append(job)
         return Rates(4.25, 694.0)
 
-    monkeypatch.setattr(doctor, "present_gpu", lambda: H100)
+    monkeypatch.setattr(device, "present_gpu", lambda: H100)
     monkeypatch.setattr(Worker, "run", run)
     assert lines.run("doctor", "--db", str(tmp_path / "tuner.db")) == 0
     assert jobs == []

@@ -1,58 +1,197 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import typer
+from cli_samples import BATCH, H100, SPEC, WIDE_SPEC
 
-from attention_tuner.tuner.console import options
+from attention_tuner.kernel_templates.errors import GpuError, InputError, SpecError, VariantError
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
+from attention_tuner.kernel_templates.heuristic import default_variant
+from attention_tuner.kernel_templates.launch import device
+from attention_tuner.tuner.console import options, request
+from attention_tuner.tuner.console.options import Layers
 
 
-@pytest.mark.parametrize(("text", "number"), [("1", 1), ("30", 30), (str(2**32 - 1), 2**32 - 1)])
-def test_whole_numbers(text: str, number: int) -> None:
-    assert options.whole_number(text) == number
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "present_gpu", lambda: None)
+
+
+@pytest.fixture
+def h100(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    monkeypatch.setattr(device, "present_gpu", lambda: H100)
+    return H100
+
+
+def test_numbers_are_read() -> None:
+    assert [options.whole_number(text) for text in ("1", str(2**32 - 1))] == [1, 2**32 - 1]
+    assert options.seed_number("0") == 0
+    assert options.positive_seconds("0.5") == 0.5
+    assert options.percentage("15%") == 15
 
 
 @pytest.mark.parametrize(
-    ("parse", "text"),
+    ("read", "text"),
     [
         (options.whole_number, "0"),
         (options.whole_number, "-3"),
         (options.whole_number, "1.5"),
-        (options.whole_number, "many"),
         (options.whole_number, "9" * 5000),
         (options.seed_number, "-1"),
         (options.seed_number, str(2**32)),
         (options.positive_seconds, "0"),
-        (options.positive_seconds, "-1"),
         (options.positive_seconds, "nan"),
         (options.positive_seconds, "inf"),
         (options.positive_seconds, "soon"),
+        (options.percentage, "101"),
+        (options.percentage, "nan"),
     ],
 )
-def test_other_numbers_are_refused_with_what_is_accepted(parse: Callable[[str], object], text: str) -> None:
+def test_other_numbers_are_refused(read: Callable[[str], object], text: str) -> None:
     with pytest.raises(typer.BadParameter, match="cannot be used; accepted is"):
-        parse(text)
-
-
-def test_seeds_and_seconds() -> None:
-    assert options.seed_number("0") == 0
-    assert options.positive_seconds("0.5") == 0.5
+        read(text)
 
 
 def test_a_folder_is_no_database(tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match="is a folder; accepted is the path of a database"):
+    with pytest.raises(typer.BadParameter, match="is a folder"):
         options.database(str(tmp_path))
     for name in (str(tmp_path / "new.db"), "postgresql+psycopg://user@host/name"):
         assert options.database(name) == name
 
 
-def test_every_option_has_a_help_that_is_a_sentence() -> None:
-    shared = [value for name, value in vars(options).items() if name[0].isupper() and len(get_args(value)) == 2]
-    assert len(shared) >= 12
-    for option in shared:
-        text = get_args(option)[1].help
-        assert text[0].isupper(), text
-        assert text.endswith("."), text
+def test_layers_of_a_model_are_divided_and_have_the_dtype_asked_for() -> None:
+    (layer,) = Layers(model="llama-3-8b", tp=2, dtype="float16").specs()
+    assert (layer.num_q_heads, layer.num_kv_heads, layer.dtype) == (16, 4, "float16")
+    assert Layers(model="llama-3-8b").specs()[0].dtype == "bfloat16"
+    assert [layer.sliding_window for layer in Layers(model="gpt-oss-20b", tp=8).specs()] == [128, None]
+
+
+def test_a_key_names_every_feature_of_a_layer() -> None:
+    key = ("num_q_heads=64,num_kv_heads=8,head_dim=192,dtype=float16,kv_dtype=float8_e5m2,sliding_window=128,"
+           "logits_soft_cap=30.0,has_sinks=True,has_alibi=True,scale=0.1,v_head_dim=128,has_tree_mask=True")
+    (layer,) = Layers(spec=key).specs()
+    assert (layer.v_head_dim, layer.sliding_window, layer.has_tree_mask) == (128, 128, True)
+    assert layer.key() == key
+    assert Layers(spec=key).counts() == {layer: 1}
+
+
+def test_the_cache_and_the_queries_have_the_dtypes_asked_for() -> None:
+    (layer,) = Layers(model="llama-3-8b", kv_dtype="float8_e4m3fn", q_dtype="float8_e5m2").specs()
+    assert (layer.dtype, layer.kv_dtype, layer.q_dtype) == ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    plain = Layers(model="llama-3-8b")
+    assert replace(plain, kv_dtype="auto", q_dtype="auto").specs() == plain.specs()
+    with pytest.raises(SpecError, match=r"'llama-3-8b'.* a KV cache in 'float8_e5m2' beside 'float32' queries"):
+        replace(plain, dtype="float32", kv_dtype="float8_e5m2").specs()
+    with pytest.raises(SpecError, match=r"'llama-3-8b'.* queries in 'float8_e5m2' beside a cache in 'bfloat16'"):
+        replace(plain, q_dtype="float8_e5m2").specs()
+
+
+def test_all_layers_of_a_model_can_verify_trees() -> None:
+    asked = Layers(model="gpt-oss-20b", tp=8, tree=True)
+    assert all(layer.has_tree_mask for layer in asked.specs())
+    assert list(asked.counts().values()) == [12, 12]
+
+
+def test_options_that_describe_a_layer_need_one() -> None:
+    described = [Layers(tp=8), Layers(dtype="float16"), Layers(kv_dtype="auto"), Layers(q_dtype="auto"),
+                 Layers(tree=True)]
+    for layers in described:
+        for specs in (layers.specs, layers.specs_or_all):
+            with pytest.raises(InputError, match=r"describes a layer, and no layer is named; add --model"):
+                specs()
+        with pytest.raises(InputError, match="does not go with --spec"):
+            replace(layers, spec=SPEC.key()).specs()
+    with pytest.raises(InputError, match="--model"):
+        Layers().specs()
+    with pytest.raises(InputError, match="exclude each other"):
+        Layers(model="llama-3-8b", spec=SPEC.key()).specs()
+    assert Layers().specs_or_all() is None
+    assert Layers(spec=SPEC.key()).specs_or_all() == (SPEC,)
+
+
+def test_an_unknown_dtype_is_refused_with_those_accepted() -> None:
+    plain = Layers(model="llama-3-8b")
+    with pytest.raises(SpecError, match=r"--dtype 'int3' .* accepted are bfloat16, float16, float32"):
+        replace(plain, dtype="int3").specs()
+    with pytest.raises(SpecError, match=r"--kv-dtype 'fp8' .* accepted are auto, float8_e4m3fn, float8_e5m2"):
+        replace(plain, kv_dtype="fp8").specs()
+    with pytest.raises(SpecError, match=r"--q-dtype 'float16' .* accepted are auto, float8_e4m3fn, float8_e5m2"):
+        replace(plain, q_dtype="float16").specs()
+
+
+def test_page_sizes_come_one_by_one_or_joined_and_each_once() -> None:
+    assert request.page_sizes(["16,128", "16", " 528 "]) == (16, 128, 528)
+    assert request.page_sizes([]) == (request.page_size(None),) == (16,)
+
+
+@pytest.mark.parametrize("text", ["0", "-16", "17", "16.0", "", "16,,32", "9" * 5000, "\N{SUPERSCRIPT TWO}"])
+def test_a_page_size_that_is_no_multiple_of_16_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="multiple of 16"):
+        request.page_sizes([text])
+
+
+def test_batches_of_both_options_are_joined_each_once() -> None:
+    serving = options.Batches(suite="serving").named()
+    named = options.Batches([str(BATCH), str(BATCH), str(serving[0])], "serving").named()
+    assert named == (BATCH, *serving)
+    assert options.Batches().named() == ()
+
+
+def test_default_batches_are_small_for_the_interpreter_and_those_of_serving_for_a_gpu() -> None:
+    assert str(request.default_batches(INTERPRETER)[0]) == "1x16@32,2x1@40"
+    assert max(batch.num_tokens for batch in request.default_batches(H100)) > 1000
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_the_interpreter_runs_and_targets_can_be_named() -> None:
+    assert request.any_gpu(None) == request.running_gpu(None) == INTERPRETER
+    assert request.any_gpu("sm_90") == TARGETS["sm_90"]
+    assert request.any_gpu("NVIDIA_H100", [H100]) == H100
+    with pytest.raises(GpuError, match=r"'sm_90' is not present .*accepted here: interpreter, and sm_90 only for"):
+        request.running_gpu("sm_90")
+    with pytest.raises(GpuError, match=r"'H9000' is not present .* accepted here: interpreter$"):
+        request.running_gpu("H9000")
+    with pytest.raises(GpuError, match=r"'H9000'; accepted here are sm_80, .*, interpreter"):
+        request.any_gpu("H9000")
+
+
+def test_a_gpu_is_known_by_its_name_its_slug_and_its_architecture(h100: Gpu) -> None:
+    for name in (None, "nvidia h100", "NVIDIA_H100", "sm_90"):
+        assert request.any_gpu(name) == request.running_gpu(name) == h100
+    assert request.any_gpu("sm_80") == TARGETS["sm_80"]
+    assert request.running_gpu("interpreter") == INTERPRETER
+    for other in ("sm_80", "NVIDIA H200"):
+        with pytest.raises(GpuError, match=f"only {h100.name} is.* accepted here: {h100.name} and interpreter"):
+            request.running_gpu(other)
+
+
+def test_a_variant_is_read_when_it_can_run() -> None:
+    variant = default_variant(SPEC, BATCH, 16)
+    assert request.variant(variant.key(), SPEC, 16, INTERPRETER) == variant
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("unified:", "magic:"), "unknown template 'magic'"),
+        (("block_m=16", "block_m=17"), r"block_m=17; accepted are 16, 32"),
+        (("block_m=16,", ""), "does not name the dimensions of template 'unified'"),
+        (("page_size=16", "page_size=32"), "pages of 32, and --page-size is 16"),
+        (("=16", ""), "does not name a variant"),
+    ],
+)
+def test_a_variant_that_cannot_run_is_refused_with_the_reason(change: tuple[str, str], message: str) -> None:
+    key = default_variant(SPEC, BATCH, 16).key()
+    assert change[0] in key
+    with pytest.raises(VariantError, match=message):
+        request.variant(key.replace(*change), SPEC, 16, INTERPRETER)
+
+
+def test_a_variant_that_is_invalid_for_a_layer_is_refused_with_the_reason() -> None:
+    key = default_variant(SPEC, BATCH, 16).replace(block_m=128, num_warps=1).key()
+    with pytest.raises(VariantError, match=r"cannot run layer .* registers"):
+        request.variant(key, WIDE_SPEC, 16, H100)

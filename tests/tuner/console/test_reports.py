@@ -120,6 +120,8 @@ def test_page_sizes_are_compared_for_a_model(lines: Lines, tmp_path: Path) -> No
         for page_size, ms in ((16, 1.0), (128, 0.9)):
             best = best_config(SMALL, unified(16, page_size=page_size), ms)
             store.put_best(replace(best, shape=replace(best.shape, spec=spec)))
+        lone = best_config(LARGE, unified(16, page_size=128), 1.0)
+        store.put_best(replace(lone, shape=replace(lone.shape, spec=spec)))
     asked = ("report", "pages", "--model", "llama-3-8b", "--db", path)
     assert lines.run(*asked, "--batch", str(SMALL), "--lengths", "100,128", "--json") == 0
     document = json.loads(lines.out)
@@ -130,6 +132,9 @@ def test_page_sizes_are_compared_for_a_model(lines: Lines, tmp_path: Path) -> No
     assert [page["sum_ms"] for page in comparison["pages"]] == pytest.approx([32.0, 28.8])
     assert lines.run(*asked, "--within", "15", "--page-size", "16,128") == 0
     assert "recommended are pages of 16" in lines.out
+    assert "8x1@4000 is left out: not tuned with pages of 16" in lines.out
+    assert lines.run(*asked, "--within", "3") == 0
+    assert "recommended are pages of 128" in lines.out
     for options in (("--batch", "9x1@9"), ("--page-size", "16"), ("--tp", "8")):
         assert lines.run(*asked, *options) == 2
         assert "--page-size 16,128" in lines.err

@@ -131,7 +131,7 @@ def test_an_export_leaves_out_what_is_provisional_unless_it_is_asked_for(lines: 
     assert import_json(exported) == [config(H100)]
     assert lines.run("export", str(exported), "--provisional", "--db", path) == 0
     assert "2 configs written" in lines.out
-    assert lines.err == "1 of them have passed the quick check only, and say so\n"
+    assert lines.err == "1 of the configs are provisional: they have passed only the quick check\n"
     (group,) = json.loads(exported.read_text())["groups"]
     assert sorted(each["full_check"] for each in group["configs"]) == [False, True]
 

@@ -2,23 +2,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_samples import BATCH, H100, SPEC, Lines, config
+from recording_samples import CHUNK, DECODE, small_recording
+from recording_samples import SPEC as RECORDED_SPEC
 
 from attention_tuner.db import ConfigTable, Store, write_misses
 from attention_tuner.kernel_templates.batch import BatchBucket
+from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.launch import device
-from attention_tuner.kernel_templates.outcome import JobError
+from attention_tuner.kernel_templates.outcome import JobError, Wrong
 from attention_tuner.kernel_templates.task import Task
+from attention_tuner.tuner.console.options import Batches
+from attention_tuner.tuner.console.tune import print_results, recorded_tasks
 from attention_tuner.tuner.measure.gpu_state import GpuProcess
-from attention_tuner.tuner.measure.rates import Rates, RatesJob
+from attention_tuner.tuner.measure.rates import Rates, RatesJob, floor_ms
 from attention_tuner.tuner.processes import compile
 from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import Executor
@@ -76,7 +83,7 @@ def test_without_a_gpu_small_batches_run_through_the_interpreter_and_it_says_so(
     assert search.executor is not None
     assert search.executor.pool is None
     assert "regime interpreter" in lines.err
-    assert "no GPU's" in lines.out
+    assert "nothing about a GPU" in lines.out
 
 
 def test_with_a_gpu_the_suite_of_serving_is_tuned_there(
@@ -117,7 +124,7 @@ def test_of_a_mixed_model_both_kinds_are_tuned_and_named(lines: Lines, search: S
 
 
 def test_a_layer_or_a_model_of_one_kind_is_not_explained(lines: Lines, search: Search) -> None:
-    assert lines.run("tune", "--model", "llama-3-8b", "--dry-run") == 0
+    assert lines.run("tune", "--model", "llama-3-8b", "--sampler", "random", "--dry-run") == 0
     assert "kinds of attention layers" not in lines.err
     assert search.tasks == ()
 
@@ -201,7 +208,7 @@ def test_nothing_right_is_status_1_with_the_counts_by_reason(lines: Lines, searc
     search.result = nothing
     assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--batch", "2x1@48") == 1
     assert ": 4 wrong; " in lines.err.splitlines()[-1]
-    assert "2 failed at time because hung" in lines.err.splitlines()[-1]
+    assert "2 failed at time: hung" in lines.err.splitlines()[-1]
     assert lines.out == ""
 
 
@@ -217,7 +224,7 @@ def test_no_time_for_any_trial_is_told_as_such_with_what_is_needed(lines: Lines,
 
 def test_a_password_is_not_told(lines: Lines, search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Store.open(tmp_path / "stands-in.db")
-    monkeypatch.setattr(Store, "open", lambda where: here)
+    monkeypatch.setattr(Store, "open", lambda where, create: here)
     assert lines.run("tune", *LAYER, "--batch", str(BATCH), "--db", "postgresql+psycopg://u:secret@host/x") == 0
     assert "--db postgresql+psycopg://u:***@host/x" in lines.out
     assert "secret" not in lines.out + lines.err
@@ -242,7 +249,8 @@ def test_one_task_without_a_result_does_not_hide_the_others(lines: Lines, search
 
 
 def test_a_dry_run_forecasts_and_writes_nothing(lines: Lines, search: Search, tmp_path: Path) -> None:
-    arguments = ("tune", *LAYER, "--batch", str(BATCH), "--gpu", "sm_90", "--trials", "5", "--dry-run")
+    arguments = ("tune", *LAYER, "--batch", str(BATCH), "--gpu", "sm_90", "--trials", "5", "--sampler", "random",
+                 "--dry-run")
     assert lines.run(*arguments) == 0
     assert "the estimate assumes" in lines.out
     assert lines.run(*arguments, "--json") == 0
@@ -330,3 +338,109 @@ def test_misses_of_another_gpu_are_not_tuned(lines: Lines, search: Search, tmp_p
     assert lines.run("tune", "--from-misses", str(tmp_path / "none")) == 2
     assert "expected a file of misses" in lines.err
     assert not (tmp_path / "tuner.db").exists()
+
+
+def test_results_are_held_against_the_default_and_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
+    result = found(Task(SPEC, BATCH, 16), H100)
+    result.reasons.update({("failed", "compile", f"Required: {size}"): 1 for size in (131072, 262144)})
+    result.outdated["measured with another kernel source"] = 12
+    result.measuring_seconds, result.crossed, result.cross_seconds = 1.6, 3, 2.0
+    rates = Rates(0.001, 1e9)
+    print_results(H100, [result, TaskResult(Task(SPEC, BATCH, 32))], rates)
+    out = capsys.readouterr().out
+    share = floor_ms(SPEC, BATCH, rates) / 0.5
+    assert 0.1 < share < 1
+    for told in ("500.0 us", "2.00x", f"{share:.0%}", "none was right and timed", "80% of the time", "3 more trials",
+                 "12 stored trials", "TFLOP/s"):
+        assert told in out, told
+    assert out.splitlines()[-2].split() == ["2", "failed", "compile", "Required:", "N"]
+    assert "speed-up on" not in out
+    # A variant that replaces the default is named.
+    other = config().variant.replace(num_warps=8)
+    print_results(H100, [replace(result, baseline=other)], None)
+    out = capsys.readouterr().out
+    assert f"is over {other.key()}, the default" in out
+    assert "floor" not in out
+
+
+RECORDING = small_recording()
+PAGE_128 = replace(DECODE, page_size=128)
+TWO_PAGES = replace(RECORDING, trials={**RECORDING.trials, PAGE_128: RECORDING.trials[DECODE]})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    RECORDING.save(tmp_path / "small.json.gz")
+    return str(tmp_path / "small.json.gz")
+
+
+def test_a_replay_says_how_far_it_is_from_the_optimum_and_stores_nothing(
+    lines: Lines, file: str, tmp_path: Path
+) -> None:
+    assert lines.run("tune", "--replay", file, "--trials", "54", "--sampler", "random") == 0
+    rows = [re.split(r"  +", line.strip()) for line in lines.out.splitlines()]
+    against = next(row for row in rows if row[0] == "1x512@4096" and row[2:4] == ["2 ms", "2 ms"])
+    assert against[4] == "0.0%"
+    assert re.fullmatch(r"\d+ trials", against[6])
+    assert "Nothing is stored" in lines.out
+    assert "replaying recording by hand of sm_90, 2026-11-30: no GPU is used" in lines.err
+    assert [path.name for path in tmp_path.iterdir()] == ["small.json.gz"]
+
+
+def test_the_document_is_the_same_for_the_same_seed(lines: Lines, file: str) -> None:
+    command = ("tune", "--replay", file, "--batch", str(CHUNK.batch), "--sampler", "random", "--seed", "5", "--json")
+    assert lines.run(*command) == 0
+    document = json.loads(lines.out)
+    (result,) = document["results"]
+    assert result["batch"] == str(CHUNK.batch)
+    assert result["loss"] >= 0
+    assert result["trials"] == 30
+    assert (document["database"], document["settings"]["seed"], document["settings"]["regime"]) == (
+        None, 5, "graph-cold-burst")  # fmt: skip
+    assert lines.run(*command) == 0
+    assert json.loads(lines.out) == document
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--batch", "1x1@3"), "does not hold batch '1x1@3'"),
+        (("--page-size", "16,128"), "does not hold page size 128"),
+        (("--suite", "hopper13"), "does not hold any batch of suite 'hopper13'"),
+        (("--model", "llama-3-8b"), "does not hold layer 'num_q_heads=32"),
+        (("--gpu", "sm_90"), "--gpu does not go with --replay"),
+        (("--warm",), "--warm does not go with --replay"),
+        (("--dry-run",), "--dry-run does not go with --replay"),
+        (("--cross",), "--cross does not go with --replay"),
+    ],
+)
+def test_what_is_not_recorded_is_refused_in_one_sentence(
+    arguments: tuple[str, ...], says: str, lines: Lines, file: str, tmp_path: Path
+) -> None:
+    assert lines.run("tune", "--replay", file, *arguments) == 2
+    assert says in lines.err
+    assert len(lines.err.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["small.json.gz"]
+
+
+def test_where_nothing_was_timed_the_status_is_1(lines: Lines, tmp_path: Path) -> None:
+    wrong = {v: r for v, r in RECORDING.trials[DECODE].items() if isinstance(r.outcome, Wrong)}
+    replace(RECORDING, trials={DECODE: wrong}).save(tmp_path / "wrong.json")
+    assert lines.run("tune", "--replay", str(tmp_path / "wrong.json"), "--sampler", "random") == 1
+    assert "no variant was timed" in lines.err.splitlines()[-1]
+
+
+def test_options_choose_tasks_of_a_recording(tmp_path: Path) -> None:
+    def chosen(*pages: str, **given: Any) -> tuple[Task, ...]:
+        layers = given.pop("layers", None)
+        return recorded_tasks(TWO_PAGES, layers, Batches(**given), pages)
+
+    assert chosen() == (DECODE, CHUNK, PAGE_128)
+    assert chosen("128") == (PAGE_128,)
+    assert chosen(layers=(RECORDED_SPEC,), batch=[str(DECODE.batch)]) == (DECODE, PAGE_128)
+    # A suite may have batches that are not recorded; a batch that is named may not.
+    suite = tmp_path / "suite.json"
+    suite.write_text(json.dumps({"name": "suite", "batches": {"chunk": str(CHUNK.batch), "other": "1x1@1"}}))
+    assert chosen(suite=str(suite)) == (CHUNK,)
+    with pytest.raises(InputError, match="page size 128"):
+        chosen("16,128", batch=[str(CHUNK.batch)])

@@ -53,7 +53,7 @@ def test_generate_lists_the_variants_and_counts_the_rest(lines: Lines) -> None:
 def test_generate_prints_some_unless_all_are_asked_for(lines: Lines) -> None:
     assert lines.run("generate", *SHAPE, "--gpu", "interpreter") == 0
     assert len(lines.out.splitlines()) == PRINTED
-    assert f"of the valid the first {PRINTED} follow" in lines.err
+    assert f"the first {PRINTED} valid ones follow" in lines.err
     valid = int(re.findall(r"(\d+) valid", lines.err)[0])
     assert lines.run("generate", *SHAPE, "--gpu", "interpreter", "--all") == 0
     assert len(lines.out.splitlines()) == valid > PRINTED
@@ -108,7 +108,7 @@ def test_bench_times_the_variant_that_is_named(lines: Lines, jobs: list[MeasureJ
     assert lines.run("bench", *SHAPE, "--variant", named.key(), "--samples", "3", "--gpu", "interpreter") == 0
     assert (jobs[0].variant, jobs[0].samples) == (named, 3)
     assert "2 ms" in lines.out
-    assert "no GPU's" in lines.err
+    assert "nothing about a GPU" in lines.err
 
 
 def test_bench_times_in_the_regime_that_is_asked_for(lines: Lines, jobs: list[MeasureJob]) -> None:
@@ -188,7 +188,6 @@ def test_the_full_check_of_the_default_is_run_and_stored(lines: Lines, tmp_path:
     with Store.open(path, create=False) as store:
         (stored,) = store.full_checks()
     assert stored.passed
-    assert document["result"] == f"passed, {stored.unrun} cases not run"
     assert stored.variant.key() == document["variant"]
 
 

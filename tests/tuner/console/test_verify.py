@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 from cli_samples import Lines
 from fakes import GPU, OTHER, TASK, Bench, landscape
+from portfolio_samples import MIDDLE, SMALL, A, B, best_config
 
 from attention_tuner.db import Store
 from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.heuristic import candidates
+from attention_tuner.kernel_templates.outcome import Regime, Timing
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.tuner.console.verify import print_verified
 from attention_tuner.tuner.run import Executor
 from attention_tuner.tuner.settings import Settings
 from attention_tuner.tuner.tune import tune
+from attention_tuner.tuner.verify import BEATEN, HELD, UNDECIDED, Verified
 
 STAR = candidates(TASK.spec, BatchBucket.of(TASK.batch), 16, GPU)[0]
 
@@ -35,7 +39,7 @@ class Machine:
         self._executor(environment)
         tune([TASK, OTHER], GPU, self.bench.store, Settings(trials=8, sampler="random"), self.bench.executor)
         self.path = self.bench.store.name
-        monkeypatch.setattr("attention_tuner.tuner.console.request.runnable", lambda name: GPU)
+        monkeypatch.setattr("attention_tuner.tuner.console.request.running_gpu", lambda name: GPU)
         monkeypatch.setattr("attention_tuner.tuner.run.executor_on", lambda gpu: self.bench.executor)
         self.now()
 
@@ -110,3 +114,24 @@ def test_where_nothing_is_stored_there_is_nothing_to_verify(lines: Lines, machin
     assert "graph-warm-burst" in lines.err
     assert lines.run("verify", "--model", "llama-3-8b", "--db", machine.path) == 1
     assert "tune first" in lines.err
+
+
+def test_each_winner_is_shown_with_its_times_and_what_beats_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def timing(ms: float) -> Timing:
+        return Timing((ms,), Regime("graph"))
+
+    found = [
+        Verified(best_config(SMALL, A), HELD, timing(1.02), A, 1.02),
+        Verified(best_config(MIDDLE, A, 2.0), BEATEN, timing(2.0), B, 1.5, retuned=best_config(MIDDLE, B, 1.5)),
+        Verified(best_config(MIDDLE, A, 2.0), UNDECIDED),
+    ]
+    print_verified("tuner.db", GPU, found, 4, as_json=False)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "8x1@1100 16 held 1 ms 1.02 ms (+2.0%) itself" in out
+    assert "2 ms (+0.0%)" in out
+    assert "1 held, 1 beaten, 1 undecided; 1 tuned anew" in out
+    print_verified("tuner.db", GPU, found, 0, as_json=True)
+    held, beaten, undecided = json.loads(capsys.readouterr().out)["verified"]
+    assert (held["state"], held["ratio"], held["fastest"]) == ("held", pytest.approx(1.02), A.key())
+    assert (beaten["fastest"], beaten["retuned"], beaten["retuned_ms"]) == (B.key(), B.key(), 1.5)
+    assert (undecided["now_ms"], undecided["ratio"], undecided["retuned"]) == (None, None, None)
