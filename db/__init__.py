@@ -1,4 +1,4 @@
-"""What was found: trials and best configs in a database, exports of them, and the lookup that an engine asks."""
+"""The database of trials and best configs, exports of it, and the lookup that an engine asks."""
 
 from .answer import Answer, Chain, Origin, Source
 from .engine import default_path

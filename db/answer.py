@@ -1,4 +1,4 @@
-"""What a lookup answers, and how far down its chain of fall-backs an answer may come from."""
+"""The answer of a lookup, and the chain of sources that it may come from."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from ..kernel_templates.outcome import BestConfig
 from ..kernel_templates.variant import Variant
 
 Source = Literal["exact", "bucket", "neighbour", "heuristic"]
-"""Where an answer comes from: a config tuned on this very batch, on another one of its bucket, on the nearest bucket
-that has one which may answer there (`Chain`), or none. Not all that is tuned may answer for others of its bucket
-(`heuristic.depends_on_rounds`)."""
+"""The source of an answer: a config tuned on this very batch, one tuned on another batch of its bucket, one of the
+nearest bucket that may answer (`Chain`), or no tuned config at all. Not every config may answer for other batches of
+its bucket (`heuristic.depends_on_rounds`)."""
 
 SOURCES: tuple[Source, ...] = get_args(Source)
-"""The sources in the order in which they are asked, the best first."""
+"""The sources in the order in which they are tried, the best first."""
 
 Origin = Literal["database", "file", "shipped"]
-"""Who measured it: the user, in whose database it is or who named the file, or who made the package, with which it
-ships. In this order they answer where they are alike."""
+"""The owner of a config: the user's database, a file that the user named, or the package that it ships with. Of configs
+that are equally good, the one of the earlier origin answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The variant to run, valid for what was asked.
+    """The variant to run, valid for what was asked."""
 
-    `source` is "exact" only where a `Batch` was asked for: an engine that asks for a bucket, as `HybridAttention` does
-    in every step, is answered alike for all batches of it. `config` is what was tuned, None for the heuristic;
-    `variant` may differ from its variant where the batch lacks a part that the tuned one had. `stale` says that it was
-    measured with another kernel source, Triton or driver, or that the Triton here is unknown. `distance` is that of the
-    asked bucket from the tuned one (`BatchBucket.distance`), for the heuristic from the nearest that is tuned for this
-    GPU, None where none is. `origin` says whose the config is, None for the heuristic. `loss` is what the variant is
-    expected to be slower by than the best one for the batch, 0.02 being two percent: the median of answers from about
-    as far, None where none were measured from so far. `lender` names the other GPU that the config was tuned on, where
-    the chain lets it answer.
-    """
-
+    # Differs from the config's variant if the batch lacks a part that the tuned one had.
     variant: Variant
+    # "exact" only for a `Batch`. An engine that asks for a bucket, as `HybridAttention` does in every step, gets one
+    # answer for all batches of it.
     source: Source
+    # The tuned config, None for the heuristic.
     config: BestConfig | None = None
+    # True if the config was measured with another kernel source, Triton or driver, or if the Triton here is unknown.
     stale: bool = False
+    # Distance of the asked bucket from the tuned one (`BatchBucket.distance`); for the heuristic from the nearest
+    # bucket tuned on this GPU, None if there is none.
     distance: float | None = None
+    # The owner of the config, None for the heuristic.
     origin: Origin | None = None
+    # Expected slowdown against the best variant for the batch, 0.02 for two percent: the median that was measured for
+    # answers from about this distance, None if none was measured.
     loss: float | None = None
+    # The GPU that the config was tuned on, if the chain let another GPU lend it.
     lender: str | None = None
 
 
@@ -61,16 +61,16 @@ tuned shapes one from 2 away lost a tenth (benchmarks/results/h200_peers/edges.j
 class Chain:
     """The fall-backs of a lookup: exact, bucket, neighbour, then the same on each GPU of `like`, then heuristic.
 
-    A neighbour answers up to distance `reach` (`BatchBucket.distance`), unless its variant leaves keys whole
+    A neighbour answers up to distance `reach` (`BatchBucket.distance`), unless its variant never splits KV
     (`template.leaves_keys_whole`) or its short sequences have another skew; one of the bucket itself, unless that makes
-    it depend on the count of tiles (`heuristic.depends_on_rounds`). `worst` is the last source that may answer: where
-    only a worse one could, the lookup raises `NotTunedError`. `like` names other GPUs, such as "NVIDIA H200" for an
-    H100: of those with the asking GPU's compute capability, what was tuned may answer, as a neighbour at best. No GPU
-    lends unless it is named here. Raises `InputError` for a `worst` that is no source, a `like` that is no list of
-    names and a `reach` that is no distance.
+    it depend on the count of tiles (`heuristic.depends_on_rounds`). Raises `InputError` for a `worst` that is no
+    source, a `like` that is no list of names and a `reach` that is no distance.
     """
 
+    # The last source that may answer. If only a worse one could, the lookup raises `NotTunedError`.
     worst: Source = "heuristic"
+    # Other GPUs whose configs may answer, as neighbours at best, such as "NVIDIA H200" for an H100. They must have the
+    # asking GPU's compute capability. No GPU lends unless it is named.
     like: tuple[str, ...] = ()
     reach: float = REACH
 
@@ -81,7 +81,7 @@ class Chain:
         object.__setattr__(self, "reach", _distance(self.reach))
 
     def accepts(self, source: Source) -> bool:
-        """Whether an answer may come from `source`."""
+        """True if an answer may come from `source`."""
         return SOURCES.index(source) <= SOURCES.index(self.worst)
 
     def __str__(self) -> str:

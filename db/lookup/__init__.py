@@ -1,1 +1,1 @@
-"""The run-time lookup, and the exports and folders of configs that it reads beside the database."""
+"""The run-time lookup, and the exports that it reads beside the database."""

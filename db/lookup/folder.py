@@ -1,12 +1,12 @@
-"""Best configs as a folder in the house style of vLLM's tuned files: one file for each GPU, layer and page size.
+"""Best configs as a folder in the style of vLLM's tuned files: one file for each GPU, layer and page size.
 
-A file is called by what its configs are for, as in
+A file is named after what its configs are for, as in
 
     head_size=128,num_q_heads=32,num_kv_heads=8,page_size=16,device_name=NVIDIA_H200,dtype=bfloat16,kv_dtype=auto.json
 
-and holds nested objects whose keys are whole numbers, a level for each size of `BatchBucket` in the order of its
-fields, down to the best config of that bucket: its template, its values and its times. `others` there are further
-configs of the bucket. What is about all of them stands beside the outermost numbers, under keys that are no numbers.
+and holds nested objects whose keys are whole numbers, one level for each size of `BatchBucket` in the order of its
+fields, down to the best config of that bucket: its template, its values and its times. Its member `others` holds the
+other configs of the bucket. Members of the outermost object that are no numbers apply to all configs of the file.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ FOLDER_VERSION = 1
 
 _EXPECTED = f"expected a file that `attention-tuner export --format folder` wrote, of version {FOLDER_VERSION}"
 _LEVELS = [field.name for field in fields(BatchBucket)]
-# Said by the name of the file or by the levels, and not again for each config.
+# Members of a config that the head of the file or the levels state.
 _ELSEWHERE = ("spec", "bucket", "page_size")
 
 Question = tuple[str, AttentionSpec, int]
 
 
 def file_name(spec: AttentionSpec, page_size: int, gpu: Gpu) -> str:
-    """What the file of a layer, page size and GPU is called; features that the layer has not are left out."""
+    """The name of the file of a layer, page size and GPU; it leaves out features that the layer lacks."""
     parts: dict[str, object] = {
         "head_size": spec.head_dim, "num_q_heads": spec.num_q_heads, "num_kv_heads": spec.num_kv_heads,
         "page_size": page_size, "device_name": gpu.slug, "dtype": spec.dtype, "kv_dtype": spec.kv_dtype,
@@ -53,9 +53,10 @@ def file_name(spec: AttentionSpec, page_size: int, gpu: Gpu) -> str:
 
 
 def write_folder(configs: Iterable[BestConfig], path: str | os.PathLike[str]) -> list[Path]:
-    """Write `configs` into the folder `path`, which is made, and return the files; others there stay.
+    """Write `configs` into the folder `path`, which is made if need be, and return the files written.
 
-    The same texts for the same configs in any order. Raises `StoreError` where a file cannot be written.
+    Other files there stay. The texts do not depend on the order of the configs. Raises `StoreError` if a file cannot be
+    written.
     """
     folder = Path(path).expanduser()
     try:
@@ -71,7 +72,7 @@ def write_folder(configs: Iterable[BestConfig], path: str | os.PathLike[str]) ->
 
 
 def _document(configs: list[BestConfig]) -> dict[str, Any]:
-    """The content of the file of `configs`, which are of one layer, page size and GPU model."""
+    """The document of `configs`, all of one layer, page size and GPU model."""
     places = sorted({(repr(c.gpu), repr(c.environment)): (c.gpu, c.environment) for c in configs}.items())
     measured = [place for _, place in places]
     document: dict[str, Any] = {
@@ -97,8 +98,8 @@ def _document(configs: list[BestConfig]) -> dict[str, Any]:
 def read_folder(path: str | os.PathLike[str]) -> list[BestConfig]:
     """The configs in the files of the folder `path`.
 
-    Raises `StoreError` where there is none, and for a file that `write_folder` has not written, naming the first value
-    that cannot be used, or that is not called by what it holds.
+    Raises `StoreError` for an empty folder, for a file that `write_folder` has not written, naming the first unusable
+    value, and for a file whose name does not fit its content.
     """
     folder = Path(path).expanduser()
     files = sorted(folder.glob("*.json"))
@@ -137,7 +138,7 @@ def _configs(document: Field) -> Iterator[BestConfig]:
         for each in (entry, *(other.mapping() for other in others)):
             known = each.pop("measured_with", Field(None, leaf.within("measured_with"))).whole()
             if known >= len(places):
-                raise StoreError(f"{leaf.place!r} was measured with {known}, and {len(places)} are told of")
+                raise StoreError(f"{leaf.place!r} names entry {known} of 'measured_with', which has {len(places)}")
             whole = {name: field.value for name, field in each.items()} | {
                 "spec": asdict(spec), "bucket": dict(zip(_LEVELS, sizes, strict=True)), "page_size": page_size}
             yield config_from_json(Field(whole, leaf.place), *places[known])
@@ -149,7 +150,7 @@ def _place(entry: Field) -> tuple[Gpu, Environment]:
 
 
 def _leaves(level: dict[str, Field], sizes: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Field]]:
-    """The objects under all levels of whole numbers, with these numbers."""
+    """The objects below all levels of whole numbers, each with the numbers that lead to it."""
     for key, entry in level.items():
         if not re.fullmatch("[0-9]{1,19}", key):
             raise StoreError(f"{entry.place!r} is no whole number; expected one as the key of a level")

@@ -24,24 +24,23 @@ TimesOf = Callable[[BestConfig], Mapping[Variant, float]]
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What the other configs answer for the batch of `config`, and the times there in milliseconds.
-
-    `served_ms` is None where the variant of `answer` was never timed there.
-    """
+    """The answer of the other configs for the batch of `config`, and the times there in milliseconds."""
 
     config: BestConfig
     answer: Answer
+    # The time of the answered variant, None if it was never timed there.
     served_ms: float | None
+    # The time of the best variant.
     best_ms: float
 
     @property
     def loss(self) -> float | None:
-        """What `answer` loses there, None where that is not known."""
+        """The loss of `answer` there, None if it is unknown."""
         return None if self.served_ms is None else self.served_ms / self.best_ms - 1
 
 
 def leave_one_out(configs: Sequence[BestConfig], times_of: TimesOf, chain: Chain | None = None) -> list[LeftOut]:
-    """Each config of which times are known, left out with all others of its batch, and what is answered then."""
+    """Each config with known times, left out together with all others of its batch, and the answer without them."""
     slots: dict[object, list[BestConfig]] = defaultdict(list)
     for config in configs:
         slots[config.shape.spec, config.variant.page_size, config.gpu.name, config.gpu.num_sms].append(config)
@@ -58,7 +57,7 @@ def leave_one_out(configs: Sequence[BestConfig], times_of: TimesOf, chain: Chain
 
 
 def pooled(left_out: Iterable[LeftOut]) -> list[Loss]:
-    """The median losses by GPU model, source and distance, of those that are known."""
+    """The medians of the known losses by GPU model, source and distance."""
     groups: dict[tuple[str, Source, float], list[float]] = defaultdict(list)
     for each in left_out:
         answer = each.answer
@@ -68,10 +67,7 @@ def pooled(left_out: Iterable[LeftOut]) -> list[Loss]:
 
 
 def measure_losses(store: Store, gpu_name: str) -> list[Loss]:
-    """Leave out in turn each shape that was tuned on a GPU model, and keep in `store` what is lost.
-
-    Of many, those that were measured last.
-    """
+    """Leave out in turn each shape that was tuned on a GPU model, the latest ones of many, and store the losses."""
     configs = sorted(store.best_configs(gpu_name=gpu_name), key=lambda config: config.measured_at)
     losses = pooled(leave_one_out(configs[-_MOST:], store.times))
     store.put_losses(gpu_name, losses)

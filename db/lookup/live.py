@@ -19,14 +19,14 @@ from .table import ConfigTable
 
 
 class LiveTable:
-    """Asks one `ConfigTable` until `refresh` takes a newer one: every lookup is answered by one snapshot as a whole.
+    """A `ConfigTable` that `refresh` replaces by a newer one, so that one snapshot as a whole answers each lookup.
 
-    Readers hold no transaction between two loads, so that they never keep a tuner from writing.
+    No transaction stays open between two loads, so readers never keep a tuner from writing.
     """
 
     def __init__(self, where: str | None = None, gpu: Gpu | None = None, *,
                  files: Sequence[str | os.PathLike[str]] = (), chain: Chain | None = None) -> None:
-        """Load as `load_table` does, with what it raises."""
+        """Load as `load_table` does, and raise what it raises."""
         self._where, self._gpu, self._files, self._chain = where, gpu, listed(files), chain
         self._named: set[str] = set()
         self._loading = threading.Lock()
@@ -34,23 +34,23 @@ class LiveTable:
         self.table = self._load(where)
 
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
-        """The answer of the table at hand, as `ConfigTable.lookup` gives it."""
+        """The answer of the present table, as `ConfigTable.lookup` gives it."""
         return self.table.lookup(spec, asked, page_size, gpu)
 
     def refresh(self) -> bool:
-        """Take a new snapshot where the database or a file has changed, and say whether that was done.
+        """Take a new snapshot if the database or a file has changed; return True if one was taken.
 
-        Other threads are answered by the old one until the new one is complete. Where that cannot be read the old one
-        stays, with a warning, until something is written again; of a database that was deleted nothing stays, with a
-        warning too. Costs a few file system calls when nothing has changed; a database that is no file is always read.
+        The old snapshot answers other threads until the new one is complete. If the new one cannot be read, the old one
+        stays, with a warning, until something is written again. If the database was deleted, its configs are dropped,
+        with a warning. Without a change this costs a few file system calls; a database that is no file is always read.
         """
         with self._loading:
-            # Before it is read: what is written meanwhile shows at the next call.
+            # The state is taken before reading, so that what is written meanwhile shows at the next call.
             state = self._state()
             if state is not None and state == self._seen:
                 return False
             try:
-                # By its name: a default database that cannot be read would leave a table without it.
+                # With its name given, a default database that cannot be read raises instead of being left out.
                 table = self._load(self._where or default_path())
             except (StoreError, OSError) as error:
                 warnings.warn(f"the newer configs cannot be read, and those at hand are kept: {error}", stacklevel=2)
@@ -67,19 +67,19 @@ class LiveTable:
         return load_table(where, self._gpu, files=self._files, chain=self._chain, named=self._named)
 
     def _state(self) -> tuple[object, ...] | None:
-        """What changes when something is written, None for a database that is no file."""
+        """A value that changes when something is written, None for a database that is no file."""
         try:
             paths = [sqlite_path(where) for where in (self._where or default_path(), *self._files)]
         except StoreError:
             return None
         if None in paths:
             return None
-        # What is committed to a database goes to the log beside the file first.
+        # A commit is written to the log beside the database file first.
         return tuple(_stamp(Path(f"{path}{ending}")) for path in (*paths, SHIPPED) for ending in ("", "-wal"))
 
 
 def _stamp(path: Path) -> tuple[object, ...]:
-    """What changes when a file, or one in a folder, is written."""
+    """A value that changes when a file, or one in a folder, is written."""
     try:
         facts = path.stat()
         members = sorted((each.name, *_stamp(each)) for each in path.iterdir()) if path.is_dir() else ()

@@ -15,27 +15,31 @@ _REGIMES = ("graph", "eager", "interpreter", "cold", "warm", "burst", "sustained
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which of two configs for one question was kept, None where neither can run, and why the other was not."""
+    """The config that was dropped of two for one question."""
 
+    # None if the dropped config cannot run any more.
     kept: BestConfig | None
     dropped: BestConfig
+    # Why it was dropped.
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The better config for each question, and every choice that was made on the way."""
+    """The result of merging configs."""
 
+    # The best config for each question.
     configs: list[BestConfig]
+    # One for each config that was dropped.
     choices: list[Choice]
 
 
 def merge_configs(*sources: Iterable[BestConfig]) -> Merge:
-    """The better config for each layer, batch, page size, GPU and regime that any of `sources` has, and why.
+    """The best of `sources` for each layer, batch, page size, GPU and regime, and the configs that were dropped.
 
-    That is one of the present kernel source before one of another, then one that passed the full check, then the one
-    with the lower median; of two that are equal in this, the one of the earlier source. What cannot run any more is
-    left out. Raises `TunerError` when the source of an installed template cannot be found.
+    A config of the present kernel source is better than one of another, then one that passed the full check, then the
+    one with the lower median, then the one of the earlier source. Configs that cannot run any more are dropped. Raises
+    `TunerError` if the source of an installed template cannot be found.
     """
     best: dict[tuple[object, ...], BestConfig] = {}
     choices: list[Choice] = []
@@ -59,7 +63,7 @@ def merged(*sources: Iterable[BestConfig]) -> list[BestConfig]:
 
 
 def _question(config: BestConfig) -> tuple[object, ...]:
-    # As the database has it: a driver or a version of Triton asks no question of its own.
+    # The key of the table of best configs; drivers and versions of Triton are not part of it.
     return (config.shape.spec, config.batch, config.variant.page_size, config.gpu.name, config.gpu.num_sms,
             config.timing.regime)
 
@@ -70,7 +74,7 @@ def _rank(config: BestConfig) -> tuple[bool, bool, float]:
 
 
 def _reason(kept: BestConfig, dropped: BestConfig) -> str:
-    """The first part of the rank in which the two differ."""
+    """The words for the first part of the rank in which the two differ."""
     (kept_outdated, kept_quick, kept_ms), (outdated, quick, ms) = _rank(kept), _rank(dropped)
     if kept_outdated != outdated:
         return "it was measured with another kernel source"

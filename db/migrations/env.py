@@ -1,4 +1,4 @@
-"""Run by Alembic, as a loose file: migrates over the connection that the store hands over, in its transaction."""
+"""Entry point of Alembic, which runs it as a loose file: migrate over the store's connection, in its transaction."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""What lookups lose."""
+"""Losses of lookups."""
 
 import sqlalchemy as sa
 from alembic import op

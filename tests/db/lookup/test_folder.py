@@ -94,7 +94,7 @@ def test_a_folder_without_configs_is_refused(tmp_path: Path):
     (lambda d: d["64"].update(wide={}), "is no whole number"),
     (lambda d: d["64"].update({"64": 3}), "expected an object"),
     (lambda d: d["64"].update({"64": {"2097152": {"1": {"512": {"16384": {"1": {}}}}}}}), "measured_with"),
-    (lambda d: d["measured_with"].clear(), "was measured with 0, and 0 are told of"),
+    (lambda d: d["measured_with"].clear(), "names entry 0 of 'measured_with', which has 0"),
 ])
 def test_what_no_export_has_written_is_refused(tmp_path: Path, make_config: Make, change: Callable[[Any], object],
                                                reason: str):
