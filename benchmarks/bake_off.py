@@ -1,7 +1,6 @@
-"""The samplers against each other, and against what is recorded: how near they come to the optimum, and how soon.
+"""Compare the samplers on a recording: how near to the optimum their searches end, and after how many measurements.
 
-Every search is a replay of one recorded task: what a variant would give is looked up. A variant that needs no GPU to be
-refused is no measurement.
+Every search is of one recorded task, and looks up its outcomes. A variant that is skipped is no measurement.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import argparse
 import contextlib
 import functools
 import itertools
-import json
 import math
 import statistics
 import time
@@ -19,7 +17,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-import bake_off_file
 import bake_off_report
 import record
 
@@ -27,24 +24,22 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.outcome import Outcome, Skipped, Timed
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.search_spaces.files import find_by_suffix
 from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.leads import NEIGHBOURS, first_variants, merged_ratios
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.sampling.samplers import DEFAULT_SAMPLER, SAMPLERS
 from attention_tuner.tuner.sampling.study import Study
 
-# Within this of the optimum a search has done what it is for.
+# A variant at most so many times as slow as the optimum is good.
 GOOD = 1.02
-# Samplers of which fewer seeds are tried: a search takes the others seconds, and "gp" minutes.
+# Samplers with fewer seeds: a search takes "gp" minutes, and the others seconds.
 SLOW = ("gp",)
-# The measurements at which a curve is kept.
+# The numbers of measurements at which the results hold the curve.
 MARKS = (1, 2, 3, 4, 6, 8, 10, 12, 15, 20, 25, 30, 35, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130, 140, 150, 175, 200)
 
-# Where batches have names.
+# The suite in which batches have names.
 SUITE = "hopper13"
-# Of a recording's file.
-SUFFIXES = (".json.gz", ".json")
+
 
 LEADS = ("structured", "none", "neighbours")
 
@@ -53,14 +48,13 @@ Truth = Mapping[Variant, Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One way to search: `ahead` variants are asked for before the first of them is told.
-
-    `leads` are "none", "structured" (what is likely for the shape is tried first) or "neighbours" (that, with what each
-    search of the other tasks measured, the nearest first).
-    """
+    """One way to search."""
 
     sampler: str
+    # "none", "structured" (the variants likely for the shape come first) or "neighbours" (also those that did well in
+    # the searches of the nearest other tasks).
     leads: str
+    # Variants that are asked for before the first of them is told.
     ahead: int
 
     def __str__(self) -> str:
@@ -69,9 +63,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One search: what it measured, in order, and the CPU time in seconds that it took, which is the sampler's."""
+    """One search."""
 
+    # In order.
     measured: tuple[Variant, ...]
+    # CPU time, nearly all of it the sampler's.
     seconds: float
 
     def curve(self, truth: Truth) -> list[float]:
@@ -89,7 +85,7 @@ def times_ms(truth: Truth, measured: Iterable[Variant]) -> dict[Variant, float]:
 
 
 def replay(truth: Truth, study: Study, trials: int, ahead: int) -> Replay:
-    """Search in `truth` until `trials` variants are measured, or none is left."""
+    """Search `truth` until `trials` variants are measured or none is left."""
     measured: list[Variant] = []
     pending: list[Variant] = []
     start = time.process_time()
@@ -109,7 +105,7 @@ def replay(truth: Truth, study: Study, trials: int, ahead: int) -> Replay:
 def search(
     recording: Recording, task: Task, entry: Entry, seed: int, trials: int, others: Mapping[Task, Replay]
 ) -> Replay:
-    """One replay of `task`; `others` are those of the other tasks, the neighbours."""
+    """Search `task` once; `others` are the searches of the other tasks, for leads from neighbours."""
     truth = truth_of(recording, task)
     valid = tuple(truth)
     study = Study(valid, likely(recording, task, entry), entry.sampler, seed)
@@ -125,17 +121,14 @@ def search(
 
 
 def likely(recording: Recording, task: Task, entry: Entry) -> list[Variant]:
-    """The recorded variants that the heuristic would have tried first, none for a search without leads."""
+    """The recorded variants that the heuristic tries first, none for a search without leads."""
     if entry.leads == "none":
         return []
     valid = frozenset(recording.variants(task))
     return [variant for variant in first_variants(task, recording.gpu, (), valid) if variant in valid]
 
 
-def key_of(recording: Recording, entry: Entry) -> str:
-    """A hash of what the searches of `entry` depend on: the samplers' sources, and the leads that they are given."""
-    leads = [variant.key() for task in recording.tasks for variant in likely(recording, task, entry)]
-    return bake_off_file.source_hash(leads)
+
 
 
 def best(times: Mapping[Variant, float]) -> tuple[Variant, float]:
@@ -152,7 +145,7 @@ def loaded(path: str) -> Recording:
 
 
 def chosen(path: str, words: Sequence[str]) -> Recording:
-    """The recording at `path`, without tasks whose names hold none of `words`; all where there are no words."""
+    """The recording at `path`, with only the tasks whose names hold one of `words`, if there are words."""
     recording = loaded(path)
     kept = {task: trials for task, trials in recording.trials.items()
             if not words or any(word in name(task) for word in words)}  # fmt: skip
@@ -160,7 +153,7 @@ def chosen(path: str, words: Sequence[str]) -> Recording:
 
 
 def run(job: tuple[str, Sequence[str], Entry, int, int]) -> dict[Task, Replay]:
-    """The chosen tasks of the recording at a path, searched in one way with one seed for so many trials."""
+    """Search the chosen tasks of a recording in one way, with one seed and so many trials."""
     path, words, entry, seed, trials = job
     recording = chosen(path, words)
     others: dict[Task, Replay] = {}
@@ -170,13 +163,11 @@ def run(job: tuple[str, Sequence[str], Entry, int, int]) -> dict[Task, Replay]:
     return {task: search(recording, task, entry, seed, trials, others) for task in recording.tasks}
 
 
-def of(row: Mapping[str, Any]) -> Entry:
-    """Which searches a row of FILE is of."""
-    return Entry(row["sampler"], row["leads"], row["ahead"])
+
 
 
 def entries(samplers: Sequence[str], ahead: int) -> list[Entry]:
-    """Every sampler with and without leads, and more about the default."""
+    """Every sampler with and without leads, and more ways for the default one."""
     found = [Entry(sampler, leads, ahead) for sampler in samplers for leads in ("structured", "none")]
     if DEFAULT_SAMPLER in samplers:
         found += [Entry(DEFAULT_SAMPLER, "structured", each) for each in (1, 16) if each != ahead]
@@ -185,7 +176,7 @@ def entries(samplers: Sequence[str], ahead: int) -> list[Entry]:
 
 
 def summary(curves: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Of curves of ratios to the optimum: the last ones, and how many measurements it took to be good."""
+    """The final ratios to the optimum, and the measurements until a curve of ratios was good."""
     final = [curve[-1] for curve in curves]
     reached = sorted(next((i for i, ratio in enumerate(curve, 1) if ratio <= GOOD), math.inf) for curve in curves)
     middle = statistics.median_high(reached)
@@ -197,13 +188,13 @@ def summary(curves: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def thinned(curve: Sequence[float]) -> list[float | None]:
-    """The curve at `MARKS`, None where nothing was timed yet."""
+    """The curve at `MARKS`, None while nothing was timed."""
     return [round(curve[mark - 1], 4) if math.isfinite(curve[mark - 1]) else None
             for mark in MARKS if mark <= len(curve)]  # fmt: skip
 
 
 def about_entry(recording: Recording, entry: Entry, runs: Sequence[Mapping[Task, Replay]]) -> dict[str, Any]:
-    """What there is to keep of the searches of one entry, each of `runs` with a seed of its own."""
+    """The results of the searches of one entry; each of `runs` has another seed."""
     curves: dict[str, list[list[float]]] = {}
     for task in recording.tasks:
         truth = truth_of(recording, task)
@@ -212,7 +203,6 @@ def about_entry(recording: Recording, entry: Entry, runs: Sequence[Mapping[Task,
     replays = [replay for each in runs for replay in each.values()]
     return {
         "sampler": entry.sampler, "leads": entry.leads, "ahead": entry.ahead,
-        "key": key_of(recording, entry),
         **summary([curve for each in curves.values() for curve in each]),
         "cpu_ms_a_measurement": 1e3 * sum(r.seconds for r in replays) / sum(len(r.measured) for r in replays),
         "tasks": {name: {**summary(each), "curves": [thinned(c) for c in each]} for name, each in curves.items()},
@@ -220,7 +210,7 @@ def about_entry(recording: Recording, entry: Entry, runs: Sequence[Mapping[Task,
 
 
 def about_recording(recording: Recording) -> dict[str, Any]:
-    """What was recorded, and what there is to find."""
+    """The facts of a recording and its tasks."""
     tasks = {name(task): about(truth_of(recording, task)) for task in recording.tasks}
     return {"grid": recording.grid, "gpu": recording.gpu.name, "recorded_at": recording.recorded_at, "good": GOOD,
             "marks": MARKS, "tasks": tasks}  # fmt: skip
@@ -236,7 +226,7 @@ def _batch_names() -> dict[Batch, str]:
 
 
 def about(truth: Truth) -> dict[str, Any]:
-    """What there is to find, and what chance would find."""
+    """The optimum of a task, and how many variants are near it."""
     times = times_ms(truth, truth)
     variant, ms = best(times)
     good = sum(each <= GOOD * ms for each in times.values())
@@ -247,27 +237,16 @@ def about(truth: Truth) -> dict[str, Any]:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Run every search that FILE does not hold, write the JSON and the picture, and print the tables."""
+    """Run every search, write the JSON and the picture, and print the tables."""
     recording = chosen(arguments.recording, arguments.tasks)
-    facts = about_recording(recording)
-    # As it is read back.
-    header = json.loads(json.dumps({
-        "recording": bake_off_file.file_hash(find_by_suffix(arguments.recording, "recordings", "recording", SUFFIXES)),
-        "trials": arguments.trials, "good": facts["good"], "tasks": facts["tasks"],
-    }))  # fmt: skip
-    rows = [row for row in bake_off_file.held_rows(arguments.out, header) if row["key"] == key_of(recording, of(row))]
-    held = {of(row): row for row in rows}
-    document: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    document = {**about_recording(recording), "trials": arguments.trials, "entries": rows}
     with ProcessPoolExecutor(arguments.processes) as pool:
         for entry in [e for e in entries(arguments.samplers, arguments.ahead) if e.leads in arguments.leads]:
             seeds = range(arguments.slow_seeds if entry.sampler in SLOW else arguments.seeds)
-            if entry in held:
-                bake_off_file.refuse_other_runs(arguments.out, held[entry], len(seeds) * len(recording.tasks))
-            else:
-                jobs = [(arguments.recording, arguments.tasks, entry, seed, arguments.trials) for seed in seeds]
-                rows.append(about_entry(recording, entry, list(pool.map(run, jobs))))
-            # After each, so that a run which is cut short can go on.
-            document = {**facts, **header, "entries": rows}
+            jobs = [(arguments.recording, arguments.tasks, entry, seed, arguments.trials) for seed in seeds]
+            rows.append(about_entry(recording, entry, list(pool.map(run, jobs))))
+            # After each entry, so that nothing is lost if the script is stopped.
             record.write(arguments.out, document)
     with contextlib.suppress(ImportError):
         bake_off_report.plot(document, arguments.out.with_suffix(".png"))
@@ -275,7 +254,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    """What the script can be asked for."""
+    """The options of the script."""
     parser = record.parser(__doc__)
     parser.add_argument("--recording", required=True, metavar="NAME|PATH", help="a recording, by name or path")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="WORD", help="only tasks whose name holds one")

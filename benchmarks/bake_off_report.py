@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# A loss is drawn as no less than this, for the axis is logarithmic.
+# The least loss that is drawn: the axis is logarithmic.
 LEAST = 1e-4
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """The results as Markdown: by sampler, what there was to find, and how soon it was found by task."""
+    """The results as Markdown tables: by sampler, by task, and the measurements that each task took."""
     lines = ["| sampler | leads | ahead | runs | final mean | final worst | measurements to 2 % (median) | "
              "runs within 2 % | CPU ms a choice |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for row in document["entries"]:
@@ -35,7 +35,7 @@ def table(document: Mapping[str, Any]) -> str:
 
 
 def plot(document: Mapping[str, Any], path: Path) -> None:
-    """Draw how near to the optimum the searches are, by measurement. Raises `ImportError` without matplotlib."""
+    """Draw the searches' losses by the number of measurements. Raises `ImportError` without matplotlib."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,12 +1,12 @@
-"""How wide may a bucket be? What the shapes that share one lose by each other's winners, for several widths.
+"""The losses of shapes that share a bucket by each other's winners, for several widths of a bucket.
 
-In a bucket of width 2 no size of a batch is more than twice that of another, as `BatchBucket` has it. The widest of
-which the worst loss stays below 3 % is the one to have. An answer is that of a table in which the other batch alone is
-tuned, in the bucket that is asked: where its winner may not answer for others, the heuristic does. Pairs of one bucket
-as they are cut now have a row of their own. Times are those of trials in the databases given, and with `--measure`, on
-a GPU, of races of the answers that any width would let be given. `suites/buckets.json` has batches at the middle and at
-the edges of their buckets, in all sizes at once and in one; tune these first. What shapes of one bucket lose in the
-median is what a lookup is to expect of an answer from a bucket: `--into` writes it to the losses of an export.
+In a bucket of width 2, as `BatchBucket` has it, no size of a batch is more than twice that of another. The widest
+bucket with a worst loss below 3 % is recommended. The answer for a shape is that of a table in which only the other
+batch is tuned, in the bucket that is asked: the heuristic answers if its winner may not answer for other batches. Pairs
+that share a present bucket have a row of their own. Times are those of trials in the databases given, or, with
+`--measure` on a GPU, of races. `suites/buckets.json` has batches in the middle and at the edges of their buckets: tune
+these first. `--into` writes the median loss of pairs of one bucket to the losses of an export, which a lookup then
+expects of an answer from a bucket.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from attention_tuner.tuner.run import executor_on as command_executor
 BUCKET_WIDTH = 2.0
 WIDTHS = (2**0.5, BUCKET_WIDTH, 4.0, 8.0)
 WANTED = 0.03
-# What another variant beats by more on the shape itself is no winner: its search had not raced them.
+# A config that another variant beats by more on its own shape is no winner: its search did not race them.
 SLIP = 1.1
 
 
 def sizes(config: BestConfig) -> tuple[float, ...]:
-    """What a bucket rounds, in the order of its fields."""
+    """The sizes that a bucket rounds, in the order of its fields."""
     summary = BatchSummary.of(Batch.parse(config.batch))
     skew = summary.short_longest * summary.short_seqs / summary.short_kv if summary.short_kv else 0.0
     return (summary.short_seqs, summary.short_rows, summary.short_kv, summary.long_seqs, summary.long_rows,
@@ -51,7 +51,7 @@ def sizes(config: BestConfig) -> tuple[float, ...]:
 
 
 def can_share(one: BestConfig, other: BestConfig, width: float) -> bool:
-    """Whether some bucket of `width` can hold the batches of both: no size differs by more than this factor."""
+    """True if a bucket of `width` can hold the batches of both: no size differs by more than this factor."""
     places = ((c.shape.spec, c.variant.page_size, c.gpu.name, c.gpu.num_sms) for c in (one, other))
     if next(places) != next(places):
         return False
@@ -60,26 +60,26 @@ def can_share(one: BestConfig, other: BestConfig, width: float) -> bool:
 
 
 def answered(asked: BestConfig, other: BestConfig) -> Answer:
-    """The answer for the bucket of `asked`, if `other` alone were tuned in it."""
+    """The answer for the bucket of `asked` if only `other` were tuned in it."""
     table = ConfigTable.of([replace(other, shape=asked.shape, batch=asked.batch)])
     return table.lookup(asked.shape.spec, asked.shape.bucket, asked.variant.page_size, asked.gpu)
 
 
 def pairs(configs: Sequence[BestConfig], width: float) -> list[tuple[BestConfig, BestConfig]]:
-    """Every shape with every other that can be in its bucket."""
+    """All pairs of shapes that can share a bucket of `width`."""
     return [(asked, other) for asked, other in itertools.permutations(configs, 2)
             if asked.batch != other.batch and can_share(asked, other, width)]  # fmt: skip
 
 
 def of_one_bucket(configs: Sequence[BestConfig]) -> list[tuple[BestConfig, BestConfig]]:
-    """The pairs of which both are in one bucket as buckets are cut now."""
+    """All pairs of shapes that share a present bucket."""
     return [(asked, other) for asked, other in pairs(configs, BUCKET_WIDTH) if asked.shape == other.shape]
 
 
 def losses(
     both: Iterable[tuple[BestConfig, BestConfig]], times: Mapping[BestConfig, Times]
 ) -> list[dict[str, Any]]:
-    """What the first of each pair loses by the answer that the other leads to, where that was timed."""
+    """The loss of the first of each pair by the answer from the second, if it was timed."""
     found: list[dict[str, Any]] = []
     for asked, other in both:
         known, answer = times[asked], answered(asked, other)
@@ -91,7 +91,7 @@ def losses(
 
 
 def bucket_losses(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times]) -> list[Loss]:
-    """What shapes lose in the median by an answer from another of their very bucket, for each GPU model."""
+    """The median loss of an answer from a shape of the same bucket, for each GPU model."""
     groups: dict[str, list[BestConfig]] = defaultdict(list)
     for config in configs:
         groups[config.gpu.name].append(config)
@@ -101,7 +101,7 @@ def bucket_losses(configs: Sequence[BestConfig], times: Mapping[BestConfig, Time
 
 
 def summary(both: Sequence[tuple[BestConfig, BestConfig]], times: Mapping[BestConfig, Times]) -> dict[str, Any]:
-    """How many pairs share a bucket, and what is lost in it."""
+    """The number of pairs and their losses."""
     found = losses(both, times)
     values = [row["loss"] for row in found]
     return {
@@ -115,10 +115,9 @@ def summary(both: Sequence[tuple[BestConfig, BestConfig]], times: Mapping[BestCo
 
 
 def recommended(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The widest bucket in which nothing loses 3 %, as in none narrower; None where there is none.
+    """The widest bucket in which, as in all narrower ones, nothing loses 3 %; None if there is none.
 
-    None, too, where nothing is known of the width that buckets have: of wider ones alone, and of a few narrower pairs,
-    nothing follows.
+    None, too, if no pair of the present width was timed: the few narrower pairs would prove nothing.
     """
     if not any(row["width"] == BUCKET_WIDTH and row["worst"] is not None for row in rows):
         return None
@@ -128,7 +127,7 @@ def recommended(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def measured(configs: Sequence[BestConfig], gpu: Gpu, rounds: int) -> dict[BestConfig, Times]:
-    """The median times of each shape's winner and of all that share its widest bucket, raced on the GPU here."""
+    """The median times of each shape's winner and of the answers in its widest bucket, raced on the present GPU."""
     widest = pairs(configs, WIDTHS[-1])
     found: dict[BestConfig, Times] = {}
     with contextlib.closing(command_executor(gpu)) as executor:
@@ -161,7 +160,7 @@ def main() -> None:
     else:
         times = trial_times(options.db, configs)
     configs = [c for c in configs if times[c].get(c.variant, 0.0) <= SLIP * min(times[c].values())]
-    # Of as many tables as pairs, each would tell which shapes it lacks.
+    # Each of the many tables would warn of the shapes that it lacks.
     logging.getLogger("attention_tuner").setLevel(logging.ERROR)
     rows = [{"width": width, **summary(pairs(configs, width), times)} for width in WIDTHS]
     one_bucket = summary(of_one_bucket(configs), times)

@@ -1,8 +1,8 @@
 """Eight processes look up, and take newer snapshots, while `attention-tuner tune` writes to the same database.
 
-The tuner is the command itself, which searches small batches through Triton's interpreter; only its writes to the store
-are timed and noted. Every reader asks for those batches and for configs that nobody writes, and what it was answered is
-held against what was written. The same command without readers, in a database of its own, says what a write takes.
+The tuner is the command itself, which searches small batches through Triton's interpreter; its writes to the store are
+timed and noted. Each reader asks for those batches and for configs that nobody writes, and its answers are compared
+with what was written. The same command without readers, in another database, gives the time of a write alone.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 
 READERS = 8
 ROWS = 1_000
-# Of the rows that nobody writes, so many are asked for.
+# The number of rows that nobody writes and every reader asks for.
 ASKED = 20
-# How long a reader waits before it asks again, as an engine does between its steps, and before it looks whether there
-# is anything new.
+# Seconds between two rounds of questions, as between two steps of an engine, and between two refreshes.
 STEP_S = 0.001
 REFRESH_S = 0.5
-# What is tuned: a layer so small that a trial takes some tens of milliseconds, and of these batches as many as are done
-# in the time.
+# A layer so small that a trial takes some tens of milliseconds; the time decides how many of the batches are tuned.
 SPEC = AttentionSpec(2, 1, 32, dtype="float16")
 BATCHES = tuple(f"{kind}@{context}" for context in (20, 12, 28, 40) for kind in ("1x1", "2x1", "1x4"))
 SECONDS_EACH = 10.0
@@ -54,7 +52,7 @@ WRITES = ("add_trial", "put_best")
 
 
 class Reader:
-    """Asks a table that follows the database, and keeps what was wrong and which results of the tuner it was given."""
+    """Asks a table that follows the database, and notes wrong answers and the tuner's results that it saw."""
 
     def __init__(self, path: str, configs: Sequence[BestConfig], batches: Sequence[str]) -> None:
         self.path, self.configs = path, configs
@@ -70,12 +68,12 @@ class Reader:
             self.warned.append(str(message))
 
         warnings.showwarning = keep
-        # Synthetic configs are all stale, and told of for each layer.
+        # All synthetic configs are stale, with a warning for each layer.
         logging.getLogger("attention_tuner").setLevel(logging.ERROR)
         self.live = LiveTable(self.path, self.configs[0].gpu)
 
     def ask(self) -> None:
-        """Ask for every row that stays as it is, and for every batch that is being tuned."""
+        """Ask for every row that nobody writes, and for every batch that is being tuned."""
         for config in self.configs:
             answer = self.live.lookup(config.shape.spec, config.shape.bucket, config.variant.page_size, config.gpu)
             if answer.config != config:
@@ -90,14 +88,14 @@ class Reader:
         self.lookups += len(self.configs) + len(self.seen)
 
     def refresh(self) -> None:
-        """Take a newer snapshot where there is one."""
+        """Take a newer snapshot, if there is one."""
         start = time.perf_counter()
         if self.live.refresh():
             self.loads.append(time.perf_counter() - start)
 
 
 def read(reader: Reader, ready: Semaphore, stop: Event, results: Queue[Reader]) -> None:
-    """A reader's process, until it is stopped."""
+    """Ask and refresh until stopped: the main function of a reader's process."""
     reader.open()
     ready.release()
     due = time.perf_counter()
@@ -107,7 +105,7 @@ def read(reader: Reader, ready: Semaphore, stop: Event, results: Queue[Reader]) 
             reader.refresh()
             due = time.perf_counter() + REFRESH_S
         time.sleep(STEP_S)
-    # What was written last.
+    # The last writes must be seen.
     reader.refresh()
     reader.ask()
     del reader.live
@@ -115,7 +113,7 @@ def read(reader: Reader, ready: Semaphore, stop: Event, results: Queue[Reader]) 
 
 
 def tune(path: str, batches: Sequence[str], seconds: float, results: Queue[dict[str, Any]]) -> None:
-    """The tuner's process: the command line, with a stopwatch at the store."""
+    """Run `attention-tuner tune` and time its writes: the main function of the tuner's process."""
     os.environ["TRITON_INTERPRET"] = "1"
     times: dict[str, list[float]] = {name: [] for name in WRITES}
     written: list[BestConfig] = []
@@ -144,12 +142,12 @@ def tune(path: str, batches: Sequence[str], seconds: float, results: Queue[dict[
 
 
 def batches_for(seconds: float) -> tuple[str, ...]:
-    """The batches that are tuned in so many seconds."""
+    """The batches to tune in so many seconds."""
     return BATCHES[: max(1, int(seconds / SECONDS_EACH))]
 
 
 def tuned(context: Any, path: str, seconds: float) -> dict[str, Any]:
-    """What the tuner wrote and how long each write took. Ends the script when the tuner fails."""
+    """The configs that the tuner wrote and the time of each write. Ends the script if the tuner fails."""
     results = context.Queue()
     process = context.Process(target=tune, args=(path, batches_for(seconds), seconds, results))
     process.start()
@@ -163,8 +161,8 @@ def tuned(context: Any, path: str, seconds: float) -> dict[str, Any]:
 
 
 def half_results(reader: Reader, written: Sequence[BestConfig]) -> list[str]:
-    """What a reader was given that was never written so, and results that came in another order."""
-    # Whether the full check has passed is added to what is written.
+    """The results that a reader saw but nobody wrote, and those that it saw in another order than they were written."""
+    # The store adds the state of the full check.
     order = {replace(config, full_check=False): number for number, config in enumerate(written)}
     wrong: list[str] = []
     for batch, seen in reader.seen.items():
@@ -177,18 +175,18 @@ def half_results(reader: Reader, written: Sequence[BestConfig]) -> list[str]:
 
 
 def summary(times: Sequence[float]) -> dict[str, float]:
-    """Of the times of writes in seconds, what they were in milliseconds."""
+    """The count, median and maximum of times in seconds, in milliseconds."""
     ms = [1e3 * each for each in times] or [0.0]
     return {"count": len(times), "median": statistics.median(ms), "longest": max(ms)}
 
 
 def distinct(configs: list[BestConfig], count: int) -> list[BestConfig]:
-    """So many of different buckets and layers: nothing else then answers for one."""
+    """So many configs of different buckets and layers, so that no other one answers for any of them."""
     return list({(c.shape, c.variant.page_size): c for c in configs}.values())[:count]
 
 
 def measure(readers: int, rows: int, seconds: float) -> dict[str, Any]:
-    """What the readers and the tuner did in so many seconds, and what a tuner's writes take without readers."""
+    """Run the tuner beside the readers for so many seconds, and before that without any."""
     everything = distinct(synthetic.configs(2 * rows), rows)
     context = multiprocessing.get_context("spawn")
     ready, stop, results = context.Semaphore(0), context.Event(), context.Queue()
@@ -216,7 +214,7 @@ def measure(readers: int, rows: int, seconds: float) -> dict[str, Any]:
 
 
 def told(reader: Reader, written: Sequence[BestConfig]) -> dict[str, Any]:
-    """A reader as the results keep it."""
+    """The findings of a reader as JSON values."""
     wrong = [*reader.wrong, *half_results(reader, written)]
     return {"lookups": reader.lookups, "snapshots": len(reader.loads), "seen": sum(map(len, reader.seen.values())),
             "wrong": wrong[:5], "wrong_count": len(wrong), "warnings": reader.warned[:5],

@@ -1,7 +1,7 @@
-"""What the tuned configs do where nobody tuned: between batch sizes, with packed K and V, with coarse partial results.
+"""Time tuned configs away from tuned shapes: between batch sizes, with packed K and V, with bfloat16 partial results.
 
-Decode from 1 to 32 sequences and one step of verification, with the configs that a lookup gives; the same launch over
-K and V in one tensor and in two; partial results in float32 and in bfloat16, timed and checked.
+Decode of 1 to 32 sequences and one step of verification, by the configs that a lookup gives; the same launch over K and
+V in one tensor and in two; partial results in float32 and in bfloat16, timed and checked.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Bench:
         self.table = table
 
     def workbench(self, batch: Batch) -> Workbench:
-        """For `batch`."""
+        """The workbench of `batch`."""
         return Workbench(Task(self.spec, batch, self.page_size), self.gpu)
 
     def found(self, batch: Batch) -> tuple[Variant, str]:
-        """The variant that a lookup gives for `batch`, and where it comes from."""
+        """The variant that a lookup gives for `batch`, and its source."""
         answer = self.table.lookup(self.spec, batch, self.page_size, self.gpu)
         return answer.variant, str(answer.source)
 
     def sizes(self, texts: list[str]) -> list[dict[str, Any]]:
-        """The time of each batch."""
+        """A row with the time of each batch."""
         rows: list[dict[str, Any]] = []
         for text in texts:
             batch = Batch.parse(text)
@@ -68,7 +68,7 @@ class Bench:
         return rows
 
     def packed(self, name: str, batch: Batch) -> dict[str, Any]:
-        """The same launch over K and V in two tensors and in one."""
+        """The times of one launch over K and V in two tensors and in one."""
         variant, _ = self.found(batch)
         bench = self.workbench(batch)
         launcher, _ = bench.planned(variant, GRAPH)
@@ -84,7 +84,7 @@ class Bench:
         return {"batch": name, "variant": variant.key(), **ms, "ratio": ms["packed"] / ms["separate"]}
 
     def partials(self, name: str, batch: Batch) -> list[dict[str, Any]]:
-        """Each template with partial results in float32 and in bfloat16: the time, and the error over the tolerance."""
+        """The times and the errors over the tolerance of each template, with float32 and with bfloat16 partials."""
         bench = self.workbench(batch)
         rows: list[dict[str, Any]] = []
         for template, variant in self._with_partials(batch).items():
@@ -99,7 +99,7 @@ class Bench:
         return rows
 
     def _with_partials(self, batch: Batch) -> dict[str, Variant]:
-        """Of each template that has the choice, the variant of a lookup or else the likeliest one, with two waves."""
+        """By template with that dimension, the variant of a lookup or else the likeliest one, with two waves."""
         found, _ = self.found(batch)
         likely = candidates(self.spec, BatchBucket.of(batch), self.page_size, self.gpu)
         variants = [variant for variant in (found, *likely) if "partials" in variant.as_dict()]
@@ -108,7 +108,7 @@ class Bench:
 
 
 def sampler(watch: Stopwatch[Any]) -> Callable[[], float]:
-    """Takes one median of three samples."""
+    """A function that takes the median of three samples."""
     return lambda: statistics.median(watch.samples(3))
 
 
@@ -157,8 +157,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = record.parser(__doc__)
-    parser.add_argument("--interpreter", action="store_true", help="tiny batches through Triton's interpreter "
-                        "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
+    record.add_interpreter(parser)
     parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--sizes-only", action="store_true", help="batches of growing size only")
     parser.add_argument("--db", metavar="PATH|URL", help="where the configs come from (default: the user's own)")

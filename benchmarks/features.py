@@ -1,9 +1,9 @@
-"""What each feature of a layer costs: the batches of a suite, one feature after another, checked and timed.
+"""The cost of each feature of a layer: the batches of a suite with one feature after another, checked and timed.
 
-Each layer is run twice: by the likeliest variant of template `fused`, the same for every feature where it is valid, so
-that what differs is the feature; and by the config that a lookup gives for that layer, which is what an engine pays. Of
-both the table shows multiples of the plain layer's, and of what is served the share of the floor, since layers with
-other heads have other work. A window that hides nothing shows what windows cost, one of 1,024 keys what they save.
+Each layer is run by two variants. The likeliest variant of template `fused` is the same for every feature for which it
+is valid, so that only the feature differs; the config that a lookup gives is what an engine runs. The tables show both
+times as multiples of the plain layer's, and the share of the floor of the second, because layers with other heads have
+other work. A window that hides nothing shows the cost of windows, one of 1,024 keys what they save.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ from attention_tuner.tuner.measure.stopwatch import Stopwatch
 from attention_tuner.tuner.processes.child import one_line
 
 PLAIN = "plain"
-# One batch of each kind says what another geometry costs.
+# One batch of each kind suffices for other geometries.
 FEW = ("hybrid_512@4k_31dec", "decode_64_mixed", "chunk_512@32k")
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A change of the layer: `fields` of its spec, its pages, or what is asked for beside the output.
+    """A change of the layer."""
 
-    Times are multiples of those of the feature `base` on the same batch. Without `batches` it is run on all.
-    """
-
+    # Fields of the spec that differ.
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     page_size: int | None = None
+    # True if the log-sum-exp is written too.
     lse: bool = False
+    # The feature whose time on the same batch is the unit.
     base: str = PLAIN
+    # The batches it is run on; empty means all.
     batches: tuple[str, ...] = ()
 
 
@@ -89,7 +90,7 @@ FEATURES: dict[str, Feature] = {
     "gemma-2's heads": _on_few(**_GEMMA_2),
     "gemma-2's window, soft cap": _on_few("gemma-2's heads", **_GEMMA_2, sliding_window=4096, logits_soft_cap=50.0),
 }
-# What runs a layer.
+# The two variants that run a layer.
 FUSED, SERVED = "fused", "served"
 SAMPLES = 7
 GRAPH = Regime("graph")
@@ -97,7 +98,7 @@ GRAPH = Regime("graph")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One feature on one batch, and the variants to run."""
+    """One feature on one batch, with the variants to run."""
 
     feature: str
     name: str
@@ -106,12 +107,12 @@ class Cell:
 
     @property
     def lse(self) -> bool:
-        """Whether the log-sum-exp is asked for."""
+        """True if the log-sum-exp is written too."""
         return FEATURES[self.feature].lse
 
 
 def asked_features(names: Iterable[str] | None) -> list[str]:
-    """The features that are run: the plain layer, those of `names` or all, and what they are compared with."""
+    """The features to run: the plain layer, `names` or all, and their bases."""
     wanted = set(FEATURES if names is None else names)
     return [name for name in FEATURES if name == PLAIN or name in wanted | {FEATURES[each].base for each in wanted}]
 
@@ -119,7 +120,7 @@ def asked_features(names: Iterable[str] | None) -> list[str]:
 def cells(
     loads: Iterable[Workload], features: Iterable[str], page_size: int, gpu: Gpu, table: ConfigTable
 ) -> Iterator[Cell]:
-    """Every one of `features` on every batch that it is run on."""
+    """Each of `features` on each of its batches."""
     names = list(features)
     for load in loads:
         for name in names:
@@ -130,7 +131,7 @@ def cells(
 
 
 def variants_of(task: Task, lse: bool, gpu: Gpu, table: ConfigTable) -> dict[str, Variant]:
-    """The variants to run on a task, that write the log-sum-exp where it is asked for."""
+    """The variants to run on a task; with `lse`, ones that can write the log-sum-exp."""
     likely = candidates(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
     served = table.lookup(task.spec, task.batch, task.page_size, gpu).variant
     if lse and not template_of(served).writes_lse:
@@ -139,7 +140,7 @@ def variants_of(task: Task, lse: bool, gpu: Gpu, table: ConfigTable) -> dict[str
 
 
 def measure(cell: Cell, gpu: Gpu, rates: Rates) -> dict[str, Any]:
-    """What came of a cell's variants, and the floor."""
+    """The results of a cell's variants, and the floor."""
     task = cell.task
     bench = Workbench(task, gpu)
     checker = Checker(task.spec, task.batch, task.page_size, bench.device, lse=cell.lse)
@@ -172,7 +173,7 @@ def _stopwatch(bench: Workbench, launcher: Any, lse: bool) -> Stopwatch[Tensors]
 
 
 def compare(rows: list[dict[str, Any]]) -> None:
-    """Add to each row its times as multiples of its base's, and the share of the floor."""
+    """Add to each row its times as multiples of the base's, and as shares of the floor."""
     known = {(row["feature"], row["batch"]): row for row in rows}
     for row in rows:
         base = known.get((FEATURES[row["feature"]].base, row["batch"]))
@@ -238,8 +239,7 @@ def _percent(share: float | None) -> str:
 
 if __name__ == "__main__":
     parser = record.parser(__doc__)
-    parser.add_argument("--interpreter", action="store_true", help="tiny batches through Triton's interpreter "
-                        "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
+    record.add_interpreter(parser)
     parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--batches", nargs="+", metavar="NAME",
                         help="of the suite hopper13 (default: all that a feature is run on)")

@@ -1,8 +1,8 @@
-"""What an item of the work list costs beside its keys, and what a key costs in a long tile and in a short one.
+"""The cost of an item of the work list beside its keys, and of a key in a long tile and in a short one.
 
-The plan cuts keys so that items cost the same, a key counting `long_weight` in a long tile. The same keys in more and
-more items: a line through the times, in items that each multiprocessor takes, has what an item costs as its slope, and
-what the keys cost as its value at none. The last program of a tile merges, so that no second launch counts.
+The plan cuts keys so that items cost the same, where a key of a long tile counts `long_weight`. Here the same keys are
+cut into more and more items. In a line through the times over the items of each SM, the slope is the cost of an item,
+and the value at 0 that of the keys. The last program of a tile merges, so that there is no second launch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WAVES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is fitted to the times of one template on one kind of tile."""
+    """The line fitted to the times of one template on one kind of tile."""
 
     us_per_item: float
     ns_per_key: float
@@ -45,7 +45,7 @@ class Line:
 
 
 def fitted(items: list[float], ms: list[float], keys: float) -> Line:
-    """The line through `ms` over `items` by least squares, both of one multiprocessor, which takes so many `keys`."""
+    """Fit a line through `ms` over `items` by least squares, both of one SM, which takes so many `keys`."""
     slope, base = np.polyfit(items, ms, 1)
     residual = max(abs(slope * x + base - y) / y for x, y in zip(items, ms, strict=True))
     return Line(float(slope * 1e3), float(base / keys * 1e6), float(slope / base * keys), float(residual))
@@ -97,7 +97,6 @@ def _told(value: float) -> str:
 
 if __name__ == "__main__":
     parser = record.parser(__doc__)
-    parser.add_argument("--interpreter", action="store_true", help="tiny batches through Triton's interpreter "
-                        "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
+    record.add_interpreter(parser)
     parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
     main(parser.parse_args())

@@ -1,6 +1,6 @@
-"""A run that is there to be killed: it tunes two tiny batches through Triton's interpreter and keeps a journal.
+"""The run that `random_kills.py` kills: it tunes two tiny batches through Triton's interpreter and keeps a journal.
 
-A line is written before each measurement and race, and after each trial and result that the search says is stored.
+It writes a line before each measurement and race, and after each trial and result that the search reports as stored.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from attention_tuner.tuner.tune import tune
 SPEC = AttentionSpec(2, 1, 64, dtype="float16")
 TASKS = (Task(SPEC, Batch.parse("1x9@20,1x1@24"), 16), Task(SPEC, Batch.parse("2x1@20"), 16))
 TRIALS = 8
-# Before and after each trial, before the race and after it.
+# One before and one after each trial, one before and one after the race.
 LINES_PER_TASK = 2 * TRIALS + 2
 JOURNAL = "journal.txt"
 DATABASE = "tuner.db"
 
 
 class Journal(Listener):
-    """Appends lines to a file of the folder; a line that is written outlives its process."""
+    """Appends lines to a file of the folder; a written line outlives the process."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -51,7 +51,7 @@ class Journal(Listener):
 
 
 class JournalingWorker(Worker):
-    """Writes down what it measures, before it does."""
+    """Writes a line to the journal before each measurement."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(interpret=True)

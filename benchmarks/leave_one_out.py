@@ -1,9 +1,9 @@
-"""What a lookup loses where nothing was tuned: each tuned shape is left out in turn, and what is answered is timed.
+"""The loss of a lookup for shapes that are not tuned: each tuned shape is left out in turn, and its answer timed.
 
-Times are those of the trials in the databases given with `--db`, or of the tasks of a `--recording`, which knows every
-variant of its grid; with `--measure`, on a GPU, the answer, the best known variant and the default race anew. Rows say
-for several reaches how far a neighbour should answer before the heuristic. `--into` writes what a lookup is to expect
-of answers for shapes that were not tuned to the losses of an export.
+Times are those of the trials in the databases of `--db`, or of the tasks of a `--recording`, which holds every variant
+of its grid; with `--measure` on a GPU, the answer, the best known variant and the default are raced. There is a row for
+each of several reaches of a neighbour, beyond which the heuristic answers. `--into` writes the median losses to an
+export, for a lookup to expect for shapes that are not tuned.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from attention_tuner.kernel_templates.outcome import BestConfig, Timed, Timing
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.jobs import RaceJob
-from attention_tuner.tuner.measure.race import Interval, compare
+from attention_tuner.tuner.measure.race import compare
 from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.run import Executor
 from attention_tuner.tuner.run import executor_on as command_executor
 
-# 0 leaves all to the heuristic.
+# With 0 only the heuristic answers.
 REACHES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 16.0, math.inf)
 RACE_LIMIT_S = 120.0
 
@@ -45,9 +45,9 @@ Times = Mapping[Variant, float]
 
 
 def trial_times(databases: Sequence[str], configs: Sequence[BestConfig]) -> dict[BestConfig, Times]:
-    """The median times of the trials in the setting of each config, the least where several databases have some.
+    """The median times of the trials in the setting of each config, the least of several databases.
 
-    Without any, the config's own time alone.
+    Without any, only the config's own time.
     """
     found: dict[BestConfig, dict[Variant, float]] = {config: {} for config in configs}
     for path in databases:
@@ -59,7 +59,7 @@ def trial_times(databases: Sequence[str], configs: Sequence[BestConfig]) -> dict
 
 
 def recorded_times(name: str, configs: Sequence[BestConfig]) -> dict[BestConfig, Times]:
-    """The median times of all recorded variants in the setting of each config, none where that was not recorded."""
+    """The median times of all recorded variants in the setting of each config, none if it was not recorded."""
     recording = Recording.load(name)
     found: dict[BestConfig, Times] = {}
     for config in configs:
@@ -95,7 +95,7 @@ def summary(reach: float, left_out: Sequence[LeftOut]) -> dict[str, Any]:
 
 
 def shape(each: LeftOut, times: Times) -> dict[str, Any]:
-    """One shape that was left out, as it is kept in the results."""
+    """The result of a left-out shape as JSON values."""
     config, default_ms = each.config, times.get(default_of(each.config))
     return {
         "spec": config.shape.spec.key(), "page_size": config.variant.page_size, "batch": config.batch,
@@ -106,13 +106,13 @@ def shape(each: LeftOut, times: Times) -> dict[str, Any]:
 
 
 def least_over_default(left_out: Sequence[LeftOut], times: Mapping[BestConfig, Times]) -> float | None:
-    """The default's time over the answer's where that is least: below 1, an answer is slower than not tuning."""
+    """The least ratio of the default's time to the answer's: below 1, an answer is slower than the default."""
     pairs = ((times[each.config].get(default_of(each.config)), each.served_ms) for each in left_out)
     return min((default / served for default, served in pairs if default and served), default=None)
 
 
 def raced(each: LeftOut, rounds: int, executor: Executor) -> dict[str, Any]:
-    """The answer for a shape beside the variant tuned for it and the default, timed in turns."""
+    """Race the answer for a shape against the variant tuned for it and the default."""
     config = each.config
     task = Task(config.shape.spec, Batch.parse(config.batch), config.variant.page_size)
     served, best, default = each.answer.variant, config.variant, default_of(config)
@@ -124,22 +124,16 @@ def raced(each: LeftOut, rounds: int, executor: Executor) -> dict[str, Any]:
 
     def against(other: Variant) -> dict[str, float | None] | None:
         if served == other:
-            return {"low": 0.0, "median": 0.0, "high": 0.0}
-        return fractions(compare(times[served], times[other])) if {served, other} <= times.keys() else None
+            return record.fractions(None)
+        return record.fractions(compare(times[served], times[other])) if {served, other} <= times.keys() else None
 
     return {"is_steady": result.is_steady, "failed": failed, "over_best": against(best),
             "over_default": against(default),
             "samples_ms": {variant.key(): timing.samples_ms for variant, timing in times.items()}}  # fmt: skip
 
 
-def fractions(interval: Interval) -> dict[str, float | None]:
-    """An interval of log-ratios as fractions, None for a bound that is not known."""
-    bounds = {name: getattr(interval, name) for name in ("low", "median", "high")}
-    return {name: math.expm1(value) if math.isfinite(value) else None for name, value in bounds.items()}
-
-
 def measured(left_out: Sequence[LeftOut], gpu: Gpu, rounds: int) -> list[dict[str, Any]]:
-    """Every shape raced, in the order of `left_out`."""
+    """Race all shapes, in the order of `left_out`."""
     with contextlib.closing(command_executor(gpu)) as executor:
         return [raced(each, rounds, executor) for each in left_out]
 
@@ -160,7 +154,7 @@ def main() -> None:
     gpu = record.machine(interpreter=False) if options.measure else None
     configs = read_configs(options.configs).configs if options.configs else shipped_configs(gpu)
     times = recorded_times(options.recording, configs) if options.recording else trial_times(options.db, configs)
-    # Of some hundred tables, each would tell which shapes it lacks.
+    # Each of some hundred tables would warn of the shapes that it lacks.
     logging.getLogger("attention_tuner").setLevel(logging.ERROR)
     by_reach = {reach: leave_one_out(configs, times.__getitem__, Chain(reach=reach)) for reach in REACHES}
     chosen = by_reach[REACH]
@@ -182,7 +176,7 @@ def main() -> None:
 
 
 def write_losses(path: str, found: Sequence[Loss], configs: Sequence[BestConfig], sources: Sequence[Source]) -> None:
-    """Put what was found of answers of `sources` on the GPUs of `configs` in the place of all such losses in a file."""
+    """Replace, in the export at `path`, the losses of `sources` on the GPUs of `configs` by those found."""
     exported, gpus = read_configs(path), {config.gpu.name for config in configs}
     kept = [loss for loss in exported.losses if loss.gpu_name not in gpus or loss.source not in sources]
     write_configs(Exported(exported.configs, [*kept, *found]), path)

@@ -1,4 +1,4 @@
-"""What a lookup costs an engine: hot and first answers at three sizes of the table, the summary of a batch, loading."""
+"""The cost of a lookup for an engine: first and hot answers at three table sizes, a batch's bucket, loading."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def each(call: Callable[[], object], repeats: int) -> list[float]:
 
 
 def questions(configs: Sequence[BestConfig]) -> list[tuple[Any, ...]]:
-    """What an engine asks of one layer: buckets that were tuned and others, each made anew as in every step."""
+    """An engine's questions about one layer: tuned buckets and others, each a new object as in every step."""
     draw = random.Random(1)
     config = configs[0]
     spec, page_size, gpu = config.shape.spec, config.variant.page_size, config.gpu
@@ -59,7 +59,7 @@ def questions(configs: Sequence[BestConfig]) -> list[tuple[Any, ...]]:
 
 
 def latency(configs: Sequence[BestConfig], repeats: int) -> dict[str, Any]:
-    """The first and the hot answers of a table of `configs`, in microseconds, and what the hot ones leave behind."""
+    """The times of first and hot answers from a table of `configs`, and the memory that hot ones leave behind."""
     table = ConfigTable.of(configs)
     asked = questions(configs)
     opening = each(lambda: table.lookup(*asked[0]), 1)[0]
@@ -81,7 +81,7 @@ def latency(configs: Sequence[BestConfig], repeats: int) -> dict[str, Any]:
 
 
 def entrances(rows: int, repeats: int) -> dict[str, Any]:
-    """Hot answers by each way to ask a database of so many rows, in microseconds, and the id in milliseconds."""
+    """The times of hot answers by each way to ask a database of so many rows, and of the table's id."""
     configs = synthetic.configs(rows)
     asked = itertools.cycle(questions(configs))
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def entrances(rows: int, repeats: int) -> dict[str, Any]:
 
 
 def summary(repeats: int) -> dict[str, Any]:
-    """The bucket of a batch of 256 sequences from arrays, and with the lookup behind it, in microseconds."""
+    """The time of the bucket of a batch of 256 sequences from arrays, alone and with the lookup."""
     draw = random.Random(2)
     query = np.ones(SEQUENCES, np.int32)
     query[0] = 512
@@ -153,7 +153,7 @@ def cold_load(rows: int, repeats: int) -> dict[str, Any]:
 
 
 def import_ms(repeats: int) -> float:
-    """What `import attention_tuner.db` takes in a fresh process."""
+    """The time of `import attention_tuner.db` in a new process, in milliseconds."""
     done = (subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
             for _ in range(repeats))  # fmt: skip
     return statistics.median(float(each.stdout) for each in done) * 1e3

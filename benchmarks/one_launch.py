@@ -1,4 +1,4 @@
-"""Launches one variant on one batch, for a profiler to look at: the second launch is the one to count.
+"""Launch one variant on one batch twice, for a profiler to examine the second launch.
 
     ncu --clock-control none --section SpeedOfLight --section SourceCounters -k regex:attention -s 1 -c 1 \
         python benchmarks/one_launch.py prefill_8k VARIANT
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+import record
 import torch
 from peerbench.workloads import workloads
 
@@ -40,6 +41,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("batch", metavar="BATCH", help="of the thirteen of `peers.py`")
     parser.add_argument("variant", metavar="VARIANT", help="as `attention-tuner generate` prints it")
-    parser.add_argument("--interpreter", action="store_true", help="a tiny batch through Triton's interpreter "
-                        "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
+    record.add_interpreter(parser)
     main(parser.parse_args())

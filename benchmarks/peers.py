@@ -1,7 +1,7 @@
-"""This project beside the attention kernels of others on thirteen batches: times, ratios and the share of the floor.
+"""Compare this project with other attention kernels on thirteen batches: times, ratios and the share of the floor.
 
 Every contender is checked against the oracle and timed in turns with the others, over the same tensors, in CUDA graphs
-with cold L2. What FILE holds is not measured again: a run that was stopped, or that lacked a peer, is gone on with.
+with cold L2. What FILE holds is not measured again: the same command continues a run that was stopped or lacked a peer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SAMPLES = 7
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options."""
+    """Read the options."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--out", type=Path, metavar="FILE", help="where to write the JSON, and what to go on with")
     made.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing: show what FILE holds")
@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def wanted_peers(options: argparse.Namespace) -> list[Peer]:
-    """The peers that take part; the script ends where one is named that is unknown."""
+    """The peers that take part; ends the script for an unknown name."""
     known = {peer.name: peer for peer in registry.PEERS}
     for name in (*(options.only or ()), *options.skip):
         if name not in known:
@@ -71,7 +71,7 @@ def wanted_peers(options: argparse.Namespace) -> list[Peer]:
 
 
 def wanted_workloads(options: argparse.Namespace) -> list[Workload]:
-    """The workloads that are measured; the script ends where one is named that is unknown."""
+    """The workloads to measure; ends the script for an unknown name."""
     known = {workload.name: workload for workload in workloads(options.interpreter)}
     for name in options.batches or ():
         if name not in known:
@@ -88,7 +88,7 @@ def new_cell(workload: Workload, page_size: int, rates: Rates) -> Cell:
 
 def measure(race: Race, cell: Cell, task: Task, candidates: Sequence[Candidate], loaded: Mapping[str, Loaded],
             results: Results) -> None:  # fmt: skip
-    """Race this project's candidates and the peers of `loaded` on `task`; `cell` gets the entries whatever happens."""
+    """Race this project's candidates and the peers of `loaded` on `task`; `cell` gets the entries in any case."""
     try:
         for candidate in candidates:
             results.at(cell, f"{OURS}{candidate.variant.template}")
@@ -105,7 +105,7 @@ def measure(race: Race, cell: Cell, task: Task, candidates: Sequence[Candidate],
 
 
 def run(options: argparse.Namespace) -> Results:
-    """Measure what is wanted and not yet there."""
+    """Measure what is wanted and not in the file yet."""
     gpu = INTERPRETER if options.interpreter else record.machine(False)
     peers, todo = wanted_peers(options), wanted_workloads(options)
     configs = Configs(options.db, options.configs)
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> Results:
     loaded = {name: each for name, each in found.items() if isinstance(each, Loaded)}
     for peer in (*peers, *left_out):
         facts, known = facts_of(peer, found[peer.name]), results.document["peers"].get(peer.name)
-        # What was measured stays measured, though the peer may be missing now.
+        # A peer that is missing now may have been measured before.
         if not known or facts["missing"] is None or known["missing"] is not None:
             results.document["peers"][peer.name] = facts
     rates, origin = rates_of(gpu, options.rates)
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> Results:
         if options.seconds and began - start > options.seconds:
             print(f"stopped after {options.seconds:g} s; the same command goes on", file=sys.stderr)
             break
-        # A process that dies leaves word of the contender at work, for the cell that the file names.
+        # If this process dies, the file names the contender at work.
         results.write()
         try:
             race = Race(Workbench(task, gpu), results.run)
@@ -153,13 +153,13 @@ def run(options: argparse.Namespace) -> Results:
 
 
 def facts_of(peer: Peer, found: Loaded | str) -> dict[str, Any]:
-    """What the file says of a peer."""
+    """The entry of a peer in the file."""
     is_there = isinstance(found, Loaded)
     return {"given": peer.given, "version": found.version if is_there else None, "missing": None if is_there else found}
 
 
 def free(gpu: Gpu) -> None:
-    """Give a workload's memory back before the next one's is taken."""
+    """Free the memory of a workload before the next one."""
     gc.collect()
     if not gpu.is_interpreter:
         import torch
@@ -168,7 +168,7 @@ def free(gpu: Gpu) -> None:
 
 
 def stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """End as after an error, so that nobody is blamed for it."""
+    """End as after an error, so that no contender is blamed."""
     sys.exit(128 + signum)
 
 
@@ -179,7 +179,7 @@ def main(options: argparse.Namespace) -> None:
     try:
         results = Results(options.source) if options.source else run(options)
     except DeviceLostError as error:
-        # What there is was written; the next process goes on without the contender to blame.
+        # Results so far are written; the next process continues without the contender to blame.
         lost, results = str(error), Results(options.out)
     show(results)
     if options.plot:

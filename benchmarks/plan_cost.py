@@ -1,8 +1,8 @@
-"""What planning costs the host: each template's plan of decode and hybrid batches of 1 to 4096 sequences.
+"""The cost of planning on the host: each template's plan of decode and hybrid batches of 1 to 4096 sequences.
 
-Every plan is of a batch that was not planned before, in room that was reserved, from arrays of lengths as an engine
-holds them, and includes the copy to the device's buffer. What follows from the query lengths alone is kept for steps
-that have the same ones; "new hybrid" is what a step costs that has others.
+Every batch is planned for the first time, in reserved room, from arrays of lengths as an engine holds them; the copy to
+the device's buffer is included. A launcher keeps what depends on the query lengths alone for later steps with the same
+query lengths; "new hybrid" is the cost of a step with other ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attention_tuner.kernel_templates.variant import Value, Variant
 
 SPEC = AttentionSpec(32, 8, 128)
 SIZES = (1, 4, 16, 64, 256, 1024, 4096)
-# Where a template has them, of what its dimensions choose; the first choice for the others.
+# Values of the dimensions, if the template has that choice; the first choice otherwise.
 VALUES: dict[str, Value] = {
     "block_m": 64, "block_n": 64, "decode_block_m": 16, "decode_block_n": 64, "num_warps": 4, "decode_num_warps": 4,
     "num_stages": 3, "num_segments": 4, "waves": 4, "long_weight": 2,
@@ -40,17 +40,17 @@ def decode(size: int, draw: random.Random) -> Batch:
 
 
 def hybrid(size: int, draw: random.Random) -> Batch:
-    """The same, but a chunk of 512 tokens in place of the first."""
+    """The same, with a chunk of 512 tokens in place of the first sequence."""
     return Batch(((512, 3584 + draw.randint(0, 64)), *decode(size, draw).sequences[1:]))
 
 
 def split_hybrid(size: int, draw: random.Random) -> Batch:
-    """The same with a context that is cut into ranges, whose partial results are merged."""
+    """The same, with a context long enough to be split into ranges, whose partial results are merged."""
     return Batch(((512, 32768 + draw.randint(0, 64)), *decode(size, draw).sequences[1:]))
 
 
 def new_hybrid(size: int, draw: random.Random) -> Batch:
-    """As hybrid, but with a chunk of a length of its own."""
+    """A hybrid batch with a chunk of random length."""
     return Batch(((draw.randint(257, 512), 3584), *decode(size, draw).sequences[1:]))
 
 
@@ -61,7 +61,7 @@ BATCHES: dict[str, Callable[[int, random.Random], Batch]] = {
 
 
 def launcher(template: str, gpu: Gpu, batch: Batch) -> Launcher | None:
-    """The launcher of one variant of `template`; None where it cannot run."""
+    """The launcher of one variant of `template`, None if it cannot run."""
     record_of = templates()[template]
     values = {d.name: VALUES[d.name] if VALUES.get(d.name) in d.choices else d.choices[0]
               for d in record_of.dimensions}  # fmt: skip
@@ -70,20 +70,19 @@ def launcher(template: str, gpu: Gpu, batch: Batch) -> Launcher | None:
 
 
 class Costs(NamedTuple):
-    """The microseconds of the host for one plan, and of its parts.
-
-    lengths: to check two arrays of lengths. list: to make the work list of them. upload: to write that and copy it to
-    the device, with all that is left.
-    """
+    """Microseconds of the host for one plan and its parts."""
 
     plan: float
+    # Checking the two arrays of lengths.
     lengths: float
+    # Making the work list.
     list: float
+    # Writing the work list, copying it to the device, and the rest.
     upload: float
 
 
 def plan_costs(made: Launcher, batches: Sequence[Batch], device: str) -> list[Costs]:
-    """What each plan but the first ones costs."""
+    """The costs of all plans but the first tenth."""
     made.reserve(max(b.num_seqs for b in batches), max(b.num_tokens for b in batches), device)
     marks: list[float] = []
     work_list = made.work_list  # pyright: ignore
@@ -108,7 +107,7 @@ def plan_costs(made: Launcher, batches: Sequence[Batch], device: str) -> list[Co
 
 
 def measure(names: Sequence[str], sizes: Sequence[int], repeats: int, gpu: Gpu, device: str) -> list[dict[str, object]]:
-    """A row for each batch, size and template: quartiles over `repeats` plans, and the medians of their parts."""
+    """A row for each batch, size and template: quartiles over `repeats` plans, and medians of their parts."""
     rows: list[dict[str, object]] = []
     for kind, make in BATCHES.items():
         for size in sizes:
@@ -143,7 +142,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=400, help="plans of each batch, size and template")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the plan is copied to")
     options: argparse.Namespace = parser.parse_args()
-    # Without a GPU, the plan is made for one of the H200's size.
+    # Without a GPU, plan for one of the H200's size.
     gpu = record.machine(interpreter=False) if options.device == "cuda" else TARGETS["sm_90"]
     rows = measure(options.templates, options.sequences, options.repeats, gpu, options.device)
     record.write(options.out, {"device": options.device, "gpu": gpu.name, "spec": SPEC.key(),

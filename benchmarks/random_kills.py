@@ -1,7 +1,7 @@
-"""Kills runs of `tune` at random moments, goes on with each until it is done, and looks at the store after every kill.
+"""Kill runs of `tune` at random moments, continue each until it is done, and check the store after every kill.
 
-A run of `kill_victim.py` is killed with SIGKILL, alone or with every process that it started, and is started again,
-until it ends by itself; then the next round begins with no store.
+A run of `kill_victim.py` is killed with SIGKILL, alone or with every process that it started, and started again until
+it ends by itself; the next round begins without a store.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.sources import environment
 
 VICTIM = Path(__file__).with_name("kill_victim.py")
-# Of the kills, how many come at a time that is drawn from the start of the process on, which is mostly imports; others
-# come while the database is made, and most within a trial's time of a line in the journal.
+# The share of kills at a random time after the start of the process (mostly imports), and, before the database exists,
+# the share of the others while it is made. All others come within a trial's time after a line in the journal.
 BLIND_SHARE = 0.3
 MAKING_SHARE = 0.3
 BLIND_S = 5.0
@@ -47,18 +47,21 @@ _POLL_S = 0.001
 
 @dataclass(slots=True)
 class Tally:
-    """What came of some rounds: `violations` say what was wrong, `cut_off` trials were under way when a kill came."""
+    """Counts over some rounds."""
 
     rounds: int = 0
+    # By what was killed, and by the kind of moment.
     kills: Counter[str] = field(default_factory=Counter[str])
     moments: Counter[str] = field(default_factory=Counter[str])
+    # Stored trials, and those that a kill interrupted.
     trials: int = 0
     cut_off: int = 0
     measured_again: int = 0
+    # Sentences about what was wrong.
     violations: list[str] = field(default_factory=list[str])
 
     def add(self, other: Tally) -> None:
-        """Count what `other` counted too."""
+        """Add the counts of `other`."""
         self.rounds += other.rounds
         self.kills += other.kills
         self.moments += other.moments
@@ -69,7 +72,7 @@ class Tally:
 
 
 def run_rounds(kills: int, seed: int, folder: Path) -> Tally:
-    """Rounds in `folder` until there were `kills` kills, and the last one is done."""
+    """Run rounds in `folder` until there were `kills` kills and the last run is done."""
     tally, draw = Tally(), random.Random(seed)
     while tally.kills.total() < kills or not tally.rounds:
         tally.rounds += 1
@@ -80,7 +83,7 @@ def run_rounds(kills: int, seed: int, folder: Path) -> Tally:
 
 
 def run_round(folder: Path, draw: random.Random, kills: int, tally: Tally) -> None:
-    """One store: victims until one of them ends by itself, which after `kills` kills it may."""
+    """Run victims on one store until one ends by itself; at most `kills` of them are killed."""
     stored: set[str] = set()
     for _ in range(kills):
         with victim(folder) as process:
@@ -101,7 +104,7 @@ def run_round(folder: Path, draw: random.Random, kills: int, tally: Tally) -> No
 
 @contextlib.contextmanager
 def victim(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that tunes, killed at the end if it still runs."""
+    """A process that tunes; it is killed at the end of the context if it still runs."""
     command = [sys.executable, str(VICTIM), str(folder)]
     changed = {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), "OMP_NUM_THREADS": "1"}
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -116,9 +119,9 @@ def victim(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for_moment(process: subprocess.Popen[bytes], folder: Path, draw: random.Random) -> str | None:
-    """Wait until a moment drawn at random, and say which kind it is; None when the process ends before."""
+    """Wait until a random moment, and return its kind; None if the process ends before."""
     lines = num_lines(folder)
-    # Of those that this run will write if nothing is lost, and a little more, so that a run may end.
+    # The lines that this run will write, and one more, so that a run may end by itself.
     most = LINES_PER_TASK * len(TASKS) - 2 * len(reported_as(folder, "stored")) + 1
     kind, waited_for, within_s = "after a line", lines + draw.randint(1, most), TRIAL_S
     if draw.random() < BLIND_SHARE:
@@ -139,7 +142,7 @@ def wait_for_moment(process: subprocess.Popen[bytes], folder: Path, draw: random
 
 
 def kill(process: subprocess.Popen[bytes], kind: str, tally: Tally) -> None:
-    """Kill the tuner and, unless alone, what it started at the same time; nothing that it started may outlive it."""
+    """Kill the tuner and, unless alone, the processes that it started; none of them may outlive it."""
     children = [pid for file in Path(f"/proc/{process.pid}/task").glob("*/children") for pid in numbers_in(file)]
     process.kill()
     if kind != "tuner alone":
@@ -154,7 +157,7 @@ def kill(process: subprocess.Popen[bytes], kind: str, tally: Tally) -> None:
 
 
 def check(folder: Path, before: set[str], tally: Tally) -> set[str]:
-    """What is stored now. `before` was, and what the journal says was stored, must be; every row must be readable."""
+    """Return the stored trials, and check that those of `before` and of the journal are there and readable."""
     path = folder / DATABASE
     reported = reported_as(folder, "stored")
     if not reported and not before and not is_made(path):
@@ -173,7 +176,7 @@ def check(folder: Path, before: set[str], tally: Tally) -> set[str]:
 
 
 def read(path: Path) -> tuple[set[str], set[str]]:
-    """The stored trials and best configs as a journal names them. A row that cannot be read raises."""
+    """The stored trials and best configs by their names in the journal. Raises for an unreadable row."""
     regime = Regime("interpreter")
     trials: set[str] = set()
     with warnings.catch_warnings(), Store.open(path, create=False) as store:
@@ -187,7 +190,7 @@ def read(path: Path) -> tuple[set[str], set[str]]:
 
 
 def check_end(folder: Path, stored: set[str], tally: Tally) -> None:
-    """Everything was tried, timed and decided, and nothing was measured again that was stored."""
+    """Check that everything was tried, timed and decided, and that no stored trial was measured again."""
     with Store.open(folder / DATABASE, create=False) as store:
         counts, best = store.trial_counts(), len(store.best_configs())
     if counts != {"timed": TRIALS * len(TASKS)} or best != len(TASKS):
@@ -212,12 +215,12 @@ def reported_as(folder: Path, event: str) -> set[str]:
 
 
 def opened(path: Path) -> contextlib.closing[sqlite3.Connection]:
-    """A connection that only reads, so that the next run finds the file and its log as the kill left them."""
+    """A read-only connection, which leaves the file and its log to the next run as the kill left them."""
     return contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True))
 
 
 def is_made(path: Path) -> bool:
-    """Whether the database was made: a run that was killed before leaves nothing, or an empty file."""
+    """True if the database has tables: a run that was killed earlier leaves no file, or an empty one."""
     if not path.exists():
         return False
     with opened(path) as connection:
@@ -252,7 +255,7 @@ def said(folder: Path) -> str:
 
 
 def measure(kills: int, seed: int, processes: int) -> Tally:
-    """`kills` kills in rounds that `processes` threads run side by side."""
+    """Count `kills` kills, in rounds that `processes` threads run side by side."""
     shares = [kills // processes + (index < kills % processes) for index in range(processes)]
     total = Tally()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ThreadPoolExecutor(processes) as threads:

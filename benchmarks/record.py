@@ -1,4 +1,4 @@
-"""What every benchmark writes beside its numbers: the command, the machine, the versions and the date."""
+"""The helpers of all benchmarks: options, tables, and a record of command, host, GPU, versions and date."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shlex
@@ -18,6 +19,7 @@ from typing import Any
 
 from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.launch.device import present_gpu
+from attention_tuner.tuner.measure.race import Interval
 
 PACKAGES = ("torch", "triton", "optuna", "sqlalchemy", "numpy", "scipy")
 GPU_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit",
@@ -25,14 +27,20 @@ GPU_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.me
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser of the options that every benchmark has."""
+    """A parser with the options that every benchmark has."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write the JSON")
     return made
 
 
+def add_interpreter(made: argparse.ArgumentParser) -> None:
+    """Add the option `--interpreter`."""
+    made.add_argument("--interpreter", action="store_true", help="tiny batches through Triton's interpreter "
+                      "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
+
+
 def machine(interpreter: bool) -> Gpu:
-    """The interpreter or the present GPU; where there is none, the script ends and says so."""
+    """The interpreter or the present GPU; ends the script if there is none."""
     gpu = INTERPRETER if interpreter else present_gpu()
     if gpu is None:
         sys.exit("this needs an NVIDIA GPU, or --interpreter")
@@ -40,7 +48,7 @@ def machine(interpreter: bool) -> Gpu:
 
 
 def record() -> dict[str, Any]:
-    """How and where this process runs, now."""
+    """The command, host, GPUs, versions and time of this process."""
     return {
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -52,7 +60,7 @@ def record() -> dict[str, Any]:
 
 
 def write(out: Path, results: Mapping[str, Any]) -> None:
-    """Write `results` with the record of this process to `out`, as a whole or not at all."""
+    """Write `results` with the record of this process to `out`, whole or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"record": record(), **results}, indent=1, allow_nan=False) + "\n"
     partial = out.with_name(f".{out.name}.{os.getpid()}")
@@ -60,8 +68,16 @@ def write(out: Path, results: Mapping[str, Any]) -> None:
     partial.replace(out)
 
 
+def fractions(interval: Interval | None) -> dict[str, float | None]:
+    """An interval of log-ratios as fractions, None for an unknown bound; 0 without an interval."""
+    if interval is None:
+        return {"low": 0.0, "median": 0.0, "high": 0.0}
+    bounds = {name: getattr(interval, name) for name in ("low", "median", "high")}
+    return {name: math.expm1(value) if math.isfinite(value) else None for name, value in bounds.items()}
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a compact table, numbers to the right of their columns."""
+    """Print a compact table, with all columns but the first aligned to the right."""
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     for row in (columns, *rows):
         first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
@@ -77,7 +93,7 @@ def _cpu() -> str:
 
 
 def _gpus() -> list[dict[str, str]]:
-    """What `nvidia-smi` says of each GPU; none where there is no such tool."""
+    """The fields that `nvidia-smi` reports of each GPU; none without that tool."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

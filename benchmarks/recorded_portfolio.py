@@ -1,4 +1,4 @@
-"""The portfolios of recorded tasks: how few kernels lose how much, where every variant was timed on every batch."""
+"""The portfolios of recorded tasks: the loss by number of kernels, where every variant was timed on every batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attention_tuner.tuner.recording import Recording
 
 
 def shape_of(recording: Recording, task: Task) -> TunedShape:
-    """`task` as if it had been tuned by measuring all that is recorded: the optimum is its best config."""
+    """`task` as a tuned shape: all recorded variants are its trials, and the optimum is its best config."""
     at = recording.recorded_at[1]
     timed = {v: Measured(r.outcome.timing, recording.environments[v.template], at)
              for v, r in recording.trials[task].items() if isinstance(r.outcome, Timed)}  # fmt: skip

@@ -1,9 +1,8 @@
-"""What merging partial results costs, and what takes it off the end of a launch.
+"""The cost of merging partial results, and the ways to hide it.
 
-The config that a lookup gives, with a launch of its own for the reduction, as it is and with a part left out: without
-the overlap of that launch with the attention kernel, with four rows a program of it whatever the batch, without both,
-and without any reduction (which computes nothing right, but says what the rest takes); and with the last program of a
-tile merging.
+The config that a lookup gives is timed with a separate launch for the reduction: as it is, without the overlap of that
+launch with the attention kernel, with four rows a program whatever the batch, without both, and without any reduction
+(whose result is wrong, but shows the time of the rest); and with the last program of a tile merging.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ GRAPH = Regime("graph")
 
 
 def four_rows(launcher: Launcher) -> int:
-    """In place of `_rows_of_program`."""
+    """Replaces `_rows_of_program`."""
     return COMBINE_ROWS
 
 
@@ -43,7 +42,7 @@ def nothing(launcher: Launcher, tensors: Tensors) -> None:
 
 IN_TURN: dict[str, Any] = {"overlaps_reduction": False}
 FOUR_ROWS: dict[str, Any] = {"_rows_of_program": four_rows}
-# What each way has in place of the launcher's own.
+# The attributes of the launcher that each way replaces.
 WAYS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "in turn": IN_TURN,
@@ -57,14 +56,14 @@ BATCHES_TP8 = ("decode_4x64k", "decode_64_mixed", "hybrid_512@16k_63dec")
 
 
 def made(bench: Workbench, variant: Variant, way: str) -> Launcher:
-    """The launcher of `variant`, planned, that runs that way."""
+    """The planned launcher of `variant` with the attributes of a way."""
     launcher, _ = bench.planned(variant, GRAPH)
     launcher.__class__ = type(way, (type(launcher),), WAYS[way])
     return launcher
 
 
 def ways_of(variant: Variant, task: Task, gpu: Gpu) -> dict[str, tuple[Variant, str]]:
-    """The variants to run, each with its way. What `variant` merges by itself, all but the last have a launch for."""
+    """The variants to run, each with its way; all but the last have a separate launch for the reduction."""
     has_choice = "reduction" in variant.as_dict()
     apart = variant.replace(reduction="kernel") if has_choice else variant
     found = {way: (apart, way) for way in WAYS}
@@ -76,7 +75,7 @@ def ways_of(variant: Variant, task: Task, gpu: Gpu) -> dict[str, tuple[Variant, 
 
 
 def measure(task: Task, variant: Variant, gpu: Gpu) -> dict[str, float]:
-    """The milliseconds of each way, taken in turns. Those that give an answer are checked first."""
+    """The milliseconds of each way, sampled in turns; the ways with a right result are checked first."""
     bench = Workbench(task, gpu)
     watches: dict[str, Callable[[], float]] = {}
     for name, (each, way) in ways_of(variant, task, gpu).items():
@@ -119,8 +118,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = record.parser(__doc__)
-    parser.add_argument("--interpreter", action="store_true", help="a tiny batch through Triton's interpreter "
-                        "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
+    record.add_interpreter(parser)
     parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--db", metavar="PATH|URL", help="where the configs come from (default: the user's own)")
     main(parser.parse_args())

@@ -1,4 +1,4 @@
-"""One variant in every regime: cold and warm L2, graph and eager, burst and sustained."""
+"""Time variants in every regime: cold and warm L2, graph and eager, burst and sustained."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from attention_tuner.tuner.measure.stopwatch import Stopwatch
 
 PAGE_SIZE = 16
 SAMPLES = 20
-# After this much rest the card is cool again, and after this much load its power is what it stays at.
+# After so many seconds of rest the GPU is cool again, and after so many of load its power is constant.
 REST_S = 0.3
 LOAD_S = 2.0
-# Between two sustained timings, so that setting one up is no rest.
+# Load between two sustained timings, so that setting one up is no rest.
 RELOAD_S = 0.3
 
 
 def tasks(interpreter: bool) -> dict[str, Task]:
-    """What is timed: a decode batch of a layer that is divided among eight GPUs, and a hybrid batch of a whole one."""
+    """The tasks to time: a decode batch of a layer divided among eight GPUs, and a hybrid batch of a whole layer."""
     if interpreter:
         return {"tiny": Task(AttentionSpec(4, 2, 64, "float16"), Batch.parse("1x16@32,2x1@40"), PAGE_SIZE)}
     batches = named_batches("hopper13")
@@ -45,7 +45,7 @@ def tasks(interpreter: bool) -> dict[str, Task]:
 
 
 def variants(task: Task, gpu: Gpu) -> dict[str, Variant]:
-    """The default, and the variant of template fused that is chosen by rule."""
+    """The default, and the heuristic's first variant of template `fused`."""
     likely = candidates(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
     return {
         "default": default_variant(task.spec, task.batch, task.page_size),
@@ -54,7 +54,7 @@ def variants(task: Task, gpu: Gpu) -> dict[str, Variant]:
 
 
 def timed(bench: Workbench, variant: Variant) -> list[tuple[Regime, list[float]]]:
-    """The samples, in milliseconds, of every regime: those of bursts first."""
+    """The samples in milliseconds of every regime, bursts first."""
     found: list[tuple[Regime, list[float]]] = []
     for load, capture, l2 in itertools.product(("burst", "sustained"), ("graph", "eager"), ("cold", "warm")):
         regime = Regime(capture, l2, load)
@@ -105,6 +105,5 @@ def main(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = record.parser(__doc__)
-    parser.add_argument("--interpreter", action="store_true", help="a tiny batch through Triton's interpreter "
-                        "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
+    record.add_interpreter(parser)
     main(parser.parse_args())

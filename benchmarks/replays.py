@@ -1,6 +1,6 @@
-"""What `tune` would store: whole replays of a recording, with leads, other batches' winners and the final race.
+"""The losses of the configs that `tune` would store: whole replays of a recording, with leads and final races.
 
-Where the first variants to try were chosen with that recording, this says how it ends and not how soon.
+The first variants to try were chosen with the recording that ships: its replays show how a search ends, not how soon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attention_tuner.tuner.settings import Settings
 
 
 def losses(job: tuple[str, str, int, int]) -> list[float | None]:
-    """By task of the recording at a path, how much slower than the optimum what a sampler's search stored is."""
+    """The loss of the stored config of each task of a recording, after a search with one sampler and seed."""
     path, sampler, seed, trials = job
     recording = Recording.load(path)
     return [each.loss for each in replay(recording, recording.tasks, Settings(trials, sampler=sampler, seed=seed))]

@@ -1,7 +1,7 @@
-"""Do two independent runs of one search choose variants that are equally fast?
+"""Compare the winners of two independent runs of one search.
 
-Each run has a database, processes and a cache of compiled kernels of its own. Then both winners and the default race
-in one process. Batches whose results FILE already holds are not run again, so that the work can be cut into calls.
+Each run has its own database, processes and cache of compiled kernels. Then both winners and the default race in one
+process. Batches whose results are in FILE are not run again, so that the work can be divided into calls.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import sys
 import tempfile
@@ -60,13 +59,13 @@ def tasks(interpreter: bool) -> dict[str, Task]:
 
 
 def compared(task: Task, gpu: Gpu, seconds: float, rounds: int) -> dict[str, Any]:
-    """The results of two runs, and how their winners stand against each other and against the default."""
+    """The results of two runs, and the race of their winners with each other and the default."""
     runs: list[dict[str, Any]] = []
     winners: list[Variant] = []
     standing: dict[str, Any] = {}
     for index in range(RUNS):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            # Read when the processes are made: their cache of compiled kernels is below it.
+            # The processes put their cache of compiled kernels below this folder.
             os.environ["XDG_CACHE_HOME"] = folder
             start = time.monotonic()
             with contextlib.closing(command_executor(gpu)) as executor:
@@ -80,14 +79,14 @@ def compared(task: Task, gpu: Gpu, seconds: float, rounds: int) -> dict[str, Any
 
 
 def searched(task: Task, gpu: Gpu, seconds: float, executor: Executor, database: Path) -> TaskResult:
-    """What one run finds, starting from nothing."""
+    """The result of one run with an empty database."""
     with Store.open(database) as store:
         (result,) = tune([task], gpu, store, Settings(trials=TRIALS, seconds=seconds, seed=0), executor)
     return result
 
 
 def run_document(result: TaskResult) -> dict[str, Any]:
-    """The result, and the shares of its wall time in which the GPU, or the whole compile pool, was busy."""
+    """The result, with the shares of its wall time in which the GPU and the whole compile pool were busy."""
     return {
         **result_document(result, None),
         "gpu_share": result.measuring_seconds / result.seconds,
@@ -96,22 +95,22 @@ def run_document(result: TaskResult) -> dict[str, Any]:
 
 
 def raced(task: Task, winners: list[Variant], rounds: int, executor: Executor) -> dict[str, Any]:
-    """The winners in one race, and in a shorter one with the default, which can be many times as slow.
+    """Race the winners, and then, for fewer rounds, the default too, which can be many times as slow.
 
     Differences are fractions: the second winner's time over the first's, and each winner's over the default's.
     """
     default = default_variant(task.spec, task.batch, task.page_size)
     first, second = winners
-    found: dict[str, Any] = {"same": first == second, "second_over_first": fractions(None)}
+    found: dict[str, Any] = {"same": first == second, "second_over_first": record.fractions(None)}
     if first != second:
         found["race"], times = race(task, (first, second), rounds, executor)
-        found["second_over_first"] = fractions(compare(times[second], times[first]))
+        found["second_over_first"] = record.fractions(compare(times[second], times[first]))
     entrants = tuple(dict.fromkeys((*winners, default)))
     against: list[Interval | None] = [None, None]
     if len(entrants) > 1:
         found["race_with_default"], times = race(task, entrants, DEFAULT_ROUNDS, executor)
         against = [None if v == default else compare(times[v], times[default]) for v in winners]
-    found["winner_over_default"] = [fractions(interval) for interval in against]
+    found["winner_over_default"] = [record.fractions(interval) for interval in against]
     found["slower_than_default"] = any(interval is not None and interval.low > 0 for interval in against)
     return found
 
@@ -131,14 +130,6 @@ def race(
         "median_ms": {v.key(): timing.median_ms for v, timing in times.items()},
         "samples_ms": {v.key(): timing.samples_ms for v, timing in times.items()},
     }, times
-
-
-def fractions(interval: Interval | None) -> dict[str, float | None]:
-    """An interval of log-ratios as fractions by which times differ: 0 where there is one variant only."""
-    if interval is None:
-        return {"median": 0.0, "low": 0.0, "high": 0.0}
-    bounds = {name: getattr(interval, name) for name in ("median", "low", "high")}
-    return {name: math.expm1(value) if math.isfinite(value) else None for name, value in bounds.items()}
 
 
 def rows(batches: dict[str, Any]) -> list[list[str]]:

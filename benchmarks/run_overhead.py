@@ -1,12 +1,11 @@
-"""What an attention costs the host: time of each `plan` and of each `run`, beyond what the GPU does meanwhile.
+"""The time of the host for each `plan` and `run` of an attention.
 
-Each row is a batch. "plan" is HybridAttention.plan, the lookup in the table included, of lengths that differ from call
-to call; "run" one layer's call, "in Triton" how much of it Triton's own launches take and "beyond" the rest; "launch"
-the launcher's call with its tensors already gathered; "operator" the call as torch.compile makes it; "drop-in"
-unified_attention of a layer after the first of a step. On a GPU, of batches that only decode, also "graph plan" and
-"replay" of a captured step. Calls are made without waiting for the GPU, so that only the host's time counts. Through
-the interpreter a launch is the whole computation: there, of `run` only "beyond" is measured, on batches of their own,
-and between computations that leave the host's caches cold.
+Each row is a batch. "plan" is HybridAttention.plan with the lookup in the table, of lengths that differ from call to
+call; "run" is one layer's call, "in Triton" the part in Triton's own launches and "beyond" the rest; "launch" is the
+launcher's call with its tensors gathered; "operator" the call as torch.compile makes it; "drop-in" unified_attention of
+a layer after the first of a step. On a GPU, batches that only decode also have "graph plan" and "replay" of a captured
+step. Calls do not wait for the GPU, so that only the host's time counts. Through the interpreter a launch is the whole
+computation: there only "beyond" is measured, on small batches, and the computations leave the host's caches cold.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ SPEC = AttentionSpec(32, 8, 128)
 BATCHES = ("1x1@2000", "32x1@2000", "256x1@1000", "1x512@4000,31x1@2000")
 INTERPRETED = ("1x1@40", "1x12@40,3x1@40")
 COLUMNS = ("plan", "run", "in Triton", "beyond", "launch", "operator", "drop-in", "graph plan", "replay")
-# Calls between two waits: fewer than a GPU's queue holds, so that none of them waits for room in it.
+# Calls between two synchronizations: fewer than a GPU's queue holds, so that none waits for room in it.
 BURST = 50
 
 
 def microseconds(call: Callable[[int], object], repeats: int) -> float:
-    """The median time of `call` on the host, over bursts of calls, each after the device is idle."""
+    """The median time of `call` on the host, over bursts of calls that each begin on an idle GPU."""
     times: list[float] = []
     for first in range(0, repeats, burst := min(BURST, repeats)):
         if torch.cuda.is_available():
@@ -54,7 +53,7 @@ def microseconds(call: Callable[[int], object], repeats: int) -> float:
 
 
 def in_triton(attention: HybridAttention, call: Callable[[int], object], repeats: int) -> tuple[float, float]:
-    """Of each `call`: the microseconds inside Triton's launches, and those outside."""
+    """The microseconds of each `call` inside Triton's launches and outside them."""
     launcher = attention._step.launcher(return_lse=False)  # pyright: ignore
     start, inside = launcher.start, [0.0]
 
@@ -74,7 +73,7 @@ def in_triton(attention: HybridAttention, call: Callable[[int], object], repeats
 
 
 def drop_in(t: Tensors, batch: Batch) -> Callable[[int], object]:
-    # Not made in inference mode, as an engine that shares one plan between its layers would: they are read once.
+    # Cloned outside inference mode, as an engine does that shares one plan between its layers: they are read once.
     lengths = t.query_start_loc.clone(), max(query_len for query_len, _ in batch.sequences), t.kv_lens.clone()
 
     def call(_: int) -> None:
@@ -88,7 +87,7 @@ def drop_in(t: Tensors, batch: Batch) -> Callable[[int], object]:
 
 
 def graph_times(attention: HybridAttention, t: Tensors, batch: Batch, repeats: int) -> dict[str, float]:
-    """The microseconds of planning a captured step anew, and of replaying it."""
+    """The microseconds of planning a captured step, and of replaying it."""
     query_lens, context_lens = columns(batch)
     planned = attention.plan_graph(query_lens, context_lens)
     attention.run(t.q, t.k_cache, t.v_cache, t.block_table, t.out)
@@ -134,7 +133,7 @@ def run_times(text: str, repeats: int, device: str) -> dict[str, Any]:
         run(0)
         found["in Triton"], found["beyond"] = in_triton(attention, run, repeats)
         if device == "cpu":
-            # The whole computation, and not what a launch takes.
+            # Here a launch is the whole computation.
             return {name: value for name, value in found.items() if name != "in Triton"}
         for name, call in calls.items():
             call(0)

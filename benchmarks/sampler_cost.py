@@ -1,6 +1,6 @@
-"""What a sampler costs the host, in time and memory, as the space grows to a hundred thousand variants.
+"""The time and memory that a sampler takes, in spaces of up to a hundred thousand variants.
 
-The variants are those of a real space, or as many of them as asked for; each is told a made-up time at once.
+The variants are drawn from a real space; each is told a made-up time at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GPU = TARGETS["sm_90"]
 
 
 def space(size: int) -> list[Variant]:
-    """`size` variants: valid ones, and where these are too few also such as a GPU with more room could run."""
+    """`size` variants: valid ones and, if these are too few, some that only a GPU with more memory could run."""
     spec, bucket = AttentionSpec(32, 8, 128), BatchBucket.of(BATCH)
     found = dict.fromkeys(survey(spec, bucket, 16, GPU).valid)
     if len(found) < size:
@@ -82,7 +82,7 @@ def main(arguments: argparse.Namespace) -> None:
     found: list[dict[str, Any]] = []
     for sampler in arguments.samplers:
         for size in arguments.sizes:
-            # A fresh process, so that memory which another study had is not there to be used again.
+            # A new process, so that no memory of another study is used again.
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 found.append({"sampler": sampler, **pool.submit(measure, size, sampler, arguments.trials).result()})
     record.write(arguments.out, {"batch": str(BATCH), "trials": arguments.trials, "studies": found})

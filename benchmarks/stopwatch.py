@@ -1,7 +1,7 @@
-"""The stopwatch against `triton.testing.do_bench` and the profiler, on ten kernels from 5 us to 5 ms.
+"""Compare the stopwatch with `triton.testing.do_bench` and the profiler, on ten kernels from 5 us to 5 ms.
 
-Of each kernel: what the profiler (CUPTI) says that the GPU worked, kernel by kernel; what a launch takes by the
-stopwatch in its three regimes; and the median of `do_bench`, which clears L2 before each launch and times it alone.
+Each kernel has the busy time by the profiler (CUPTI), the time of a launch by the stopwatch in three regimes, and the
+median of `do_bench`, which clears L2 before each launch and times it alone.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MIB = 1 << 20
 LLAMA_3_8B = AttentionSpec(32, 8, 128)
 PAGE_SIZE = 16
 SAMPLES = 20
-# Closer than this, two ways of timing agree.
+# Two ways of timing agree if they differ by at most this share.
 AGREE = 0.03
-# A launch this long fills L2 many times: cold and warm are the same for it.
+# A launch of this length fills L2 many times, so that cold and warm are the same.
 LONG_US = 1000.0
 PROFILED_MS = 30.0
 COLD, WARM, EAGER = Regime("graph", "cold"), Regime("graph", "warm"), Regime("eager", "cold")
@@ -42,24 +42,27 @@ COLD, WARM, EAGER = Regime("graph", "cold"), Regime("graph", "warm"), Regime("ea
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel: `run` launches it on one of the `buffers` of a regime."""
+    """A kernel to time."""
 
     name: str
+    # Launches it on one of the buffers.
     run: Callable[[Any], object]
+    # The buffers to rotate in a regime.
     buffers: Callable[[Regime], Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Microseconds a launch. `busy` sums the kernels' own time and `span` runs from the start of the first to the end
-    of the last, both by the profiler, None where it saw nothing; the others are medians of the stopwatch and do_bench.
-    """
+    """Microseconds of a launch."""
 
     name: str
+    # Kernels of a launch.
     kernels: int
+    # The sum of the kernels' times and the span from the first start to the last end, by the profiler; None without it.
     busy_cold: float | None
     span_cold: float | None
     busy_warm: float | None
+    # Medians.
     stopwatch_cold: float
     stopwatch_warm: float
     stopwatch_eager: float
@@ -67,11 +70,11 @@ class Figures:
 
     @property
     def gap(self) -> float | None:
-        """What a launch in a graph takes beside its kernels' own time."""
+        """The time of a launch in a graph beside its kernels' own time."""
         return None if self.busy_cold is None else self.stopwatch_cold - self.busy_cold
 
     def why(self, empty: float) -> str:
-        """Why do_bench says something else than the stopwatch; `empty` is what it says of no launch at all."""
+        """The reason why do_bench and the stopwatch differ; `empty` is do_bench's time of no launch at all."""
         excess = self.do_bench - self.stopwatch_cold
         if abs(excess) <= AGREE * self.stopwatch_cold:
             return "agree"
@@ -89,7 +92,7 @@ class Figures:
 
 
 def cases(gpu: Gpu) -> Iterator[Case]:
-    """The kernels, each with memory of its own, which is free again when the next is asked for."""
+    """The kernels, each with its own memory, which is free again when the next is asked for."""
     yield add_case(gpu, MIB)
     yield copy_case(gpu, 8 * MIB)
     yield matmul_case(gpu, 1024)
@@ -143,7 +146,7 @@ def attention_case(gpu: Gpu, kind: str, text: str) -> Case:
 
 
 def rotated(gpu: Gpu, shape: tuple[int, ...]) -> Callable[[Regime], list[torch.Tensor]]:
-    """The buffers to rotate for one tensor of random bf16 numbers, all of which a launch touches."""
+    """The buffers to rotate for one tensor of random bf16 numbers, which a launch reads or writes as a whole."""
     made: list[torch.Tensor] = []
 
     def buffers(regime: Regime) -> list[torch.Tensor]:
@@ -175,7 +178,7 @@ def measure(case: Case) -> Figures:
 
 
 def profiled(run: Callable[[Any], object], buffers: Sequence[Any], launches: int) -> tuple[int, float, float] | None:
-    """Kernels a launch, and the medians of their summed and their spanned time in us; None where CUPTI is missing."""
+    """The kernels of a launch, and the medians of their busy time and span in us; None without CUPTI."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -195,9 +198,9 @@ def profiled(run: Callable[[Any], object], buffers: Sequence[Any], launches: int
 
 
 def per_launch(kernels: Sequence[tuple[float, float]], launches: int) -> tuple[int, float, float] | None:
-    """Kernels a launch, and the medians over launches of their summed and spanned time, from (start, end) of each.
+    """The kernels of a launch, and the medians over launches of busy time and span, from (start, end) of each kernel.
 
-    None where there are no kernels, or not the same number in every launch.
+    None if there are no kernels, or not the same number in every launch.
     """
     if not kernels or len(kernels) % launches:
         return None
@@ -229,7 +232,7 @@ def main(arguments: argparse.Namespace) -> None:
     from triton.testing import do_bench
 
     start = time.monotonic()
-    # What the pair of events costs that do_bench puts around a launch.
+    # The cost of the two events that do_bench puts around a launch.
     empty = 1e3 * do_bench(lambda: None, warmup=5, rep=20, return_mode="median")
     measured: list[Figures] = []
     for case in cases(gpu):

@@ -1,4 +1,4 @@
-"""Tables of any size for the benchmarks of the lookup: configs that ship, spread over layers, pages and batches."""
+"""Tables of any size for the benchmarks of the lookup: shipped configs, spread over layers, pages and batches."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ LAYERS = 40
 
 
 def batch(draw: random.Random) -> Batch:
-    """A batch as a serving engine has them: chunks beside decode, or one of them alone."""
+    """A random batch of a serving engine: chunks beside decode, or one of them alone."""
     long = [(draw.choice((128, 512, 2048)), draw.randint(0, 60_000))] * draw.choice((0, 1, 1, 2))
     short = [(draw.choice((1, 1, 4)), draw.randint(16, 120_000))] * draw.choice((0, 1, 7, 30, 64, 200))
     return Batch(tuple(long + short)) if long or short else batch(draw)
 
 
 def configs(count: int, seed: int = 0) -> list[BestConfig]:
-    """So many configs of an H200, each for a question of its own; their times and variants are those that ship."""
+    """So many configs of an H200, each for another question, with times and variants of shipped ones."""
     draw = random.Random(seed)
-    # What leaves keys whole does not answer for every bucket.
+    # A variant that never splits KV does not answer for every bucket.
     shipped = [config for config in shipped_configs()
                if config.gpu.name == "NVIDIA H200" and not leaves_keys_whole(config.variant)]  # fmt: skip
     found: dict[tuple[object, ...], BestConfig] = {}
     while len(found) < count:
         asked = batch(draw)
         bucket = BatchBucket.of(asked)
-        # Of a variant that was tuned with the same parts, as a table holds them.
+        # As in a real table, the variant was tuned on a batch with the same parts.
         alike = [c for c in shipped if all(c.shape.bucket.has_part(p) == bucket.has_part(p) for p in ("short", "long"))]
         config = draw.choice(alike)
         spec = replace(config.shape.spec, num_q_heads=8 * draw.randint(1, LAYERS), num_kv_heads=8)

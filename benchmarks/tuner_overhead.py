@@ -1,7 +1,7 @@
-"""What the tuner itself costs for each trial, and how that grows with the trials that are stored.
+"""The tuner's own time for each trial, with 100 to 10,000 stored trials.
 
-The search, its sampler, the database and the progress lines are the real ones; compiling and measuring answer at once,
-and variants are asked for one at a time. A real run does all this while the GPU measures another variant.
+The search, its sampler, the database and the progress lines are real; compiling and measuring answer at once, and
+variants are asked for one at a time. A real run does all this while the GPU measures another variant.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ GPU = TARGETS["sm_90"]
 TASK = Task(AttentionSpec(32, 8, 128), Batch.parse("1x512@16384,63x1@32768"), 16)
 SIZES = (100, 300, 1000, 3000, 10000)
 FACTS = StaticFacts(shared_bytes=1024, registers=64, stack_bytes=0)
-# What is timed apart, by what it is called in the results.
+# The methods that are timed separately, by their names in the results.
 PARTS = {"ask": (Study, "ask"), "tell": (Study, "tell"), "store": (Store, "add_trial"),
          "events": (TuneProgress, "tried")}  # fmt: skip
 
@@ -70,7 +70,7 @@ def timing(variant: Variant, samples: int, regime: Regime) -> Timing:
 
 
 class Worker:
-    """Measures at once, and does not race."""
+    """Measures at once, and runs no race."""
 
     busy_s = 0.0
 
@@ -111,7 +111,7 @@ class Pool:
         pass
 
     def submit(self, job: CompileJob) -> None:
-        # Of each code its own, so that no variant is taken for another.
+        # Each code has its own hash, so that no variant is another's twin.
         code = template_of(job.variant).code_key(job.variant)
         self._done.append((job, StaticFacts(shared_bytes=1024, registers=64, stack_bytes=0, code_hash=code)))
 
@@ -131,7 +131,7 @@ class Pool:
 
 
 class Clocked(TuneProgress):
-    """Notes when each trial was finished."""
+    """Notes the time at the end of each trial."""
 
     def __init__(self) -> None:
         super().__init__(GPU)
@@ -155,7 +155,7 @@ class Clocked(TuneProgress):
 
 @contextlib.contextmanager
 def timed_parts() -> Iterator[dict[str, list[float]]]:
-    """The seconds of every call of the parts, by part."""
+    """The seconds of every call, by part, while the context lasts."""
     seconds: dict[str, list[float]] = defaultdict(list)
 
     def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +180,7 @@ def timed_parts() -> Iterator[dict[str, list[float]]]:
 
 
 def fill(store: Store, count: int, seed: int) -> None:
-    """Store trials of variants not tried before until there are `count`."""
+    """Store trials of new variants until there are `count`."""
     setting = Setting(TASK.spec, TASK.batch, TASK.page_size, GPU, Regime("graph"))
     run_id = store.start_run({})
     tried = {trial.outcome.variant for trial in store.reusable_trials(setting, environment)}
@@ -192,7 +192,7 @@ def fill(store: Store, count: int, seed: int) -> None:
 
 
 def measure(store: Store, stored: int, trials: int, sampler: str) -> dict[str, Any]:
-    """The cost in milliseconds of each of `trials` trials, one after another, made when `stored` are stored."""
+    """The milliseconds of each of `trials` trials, made one after another when `stored` are stored."""
     listener = Clocked()
     with timed_parts() as parts, contextlib.redirect_stderr(io.StringIO()), listener:
         start = time.perf_counter()
@@ -200,7 +200,7 @@ def measure(store: Store, stored: int, trials: int, sampler: str) -> dict[str, A
         tune([TASK], GPU, store, settings, Executor(Worker(), Pool()), listener)
     assert (listener.reused, len(listener.marks)) == (stored, trials + 1)
     began, first, *_, last = listener.marks
-    # Without the first trial, which is prepared while the search begins.
+    # The first trial is left out: it is prepared while the search begins.
     total = (last - first) / (trials - 1)
     each = {name: sum(parts[name][1 - trials :]) / (trials - 1) for name in PARTS}
     per_trial = {"total": total, **each, "rest": total - sum(each.values())}

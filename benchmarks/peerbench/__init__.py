@@ -1,1 +1,1 @@
-"""What `peers.py` is made of: workloads, contenders, the race between them, and what is kept and shown of it."""
+"""The parts of `peers.py`: workloads, contenders, the race between them, results and tables."""

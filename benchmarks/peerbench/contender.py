@@ -1,4 +1,4 @@
-"""What takes part in a race: one kernel on one batch, and the peers that such kernels come from."""
+"""The contenders of a race (one kernel on one batch each), and the peers that they come from."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class RefusedError(Exception):
 class Contender(abc.ABC):
     """One kernel on the batch of one task.
 
-    `prepare` does, for one set of tensors, what an engine does once per step and not per layer; it is not timed and
-    comes before the set is run. `run` can be captured in a CUDA graph once it has run.
+    `prepare` does the work of an engine's step for one set of tensors, before the set is run; it is not timed. `run` is
+    the work of one layer, and can be captured in a CUDA graph once it has run.
     """
 
-    # What a stopwatch asks of a launcher: the grid is the batch's own.
+    # A stopwatch reads this of a launcher: false if the grid is the batch's own.
     settings = Settings()
 
     def __init__(self, task: Task) -> None:
@@ -40,7 +40,7 @@ class Contender(abc.ABC):
         self.spec = task.spec
         self.max_query = max(query_len for query_len, _ in task.batch.sequences)
         self.max_kv = max(task.batch.kv_lens)
-        # What `prepare` made for each set of tensors, by its identity.
+        # The results of `prepare`, by the identity of the tensors.
         self.made: dict[int, Any] = {}
 
     def prepare(self, tensors: Tensors) -> None:  # noqa: B027 - most need nothing
@@ -51,36 +51,39 @@ class Contender(abc.ABC):
         """Launch on the current stream, into `tensors.out` or what is returned."""
 
     def output(self, tensors: Tensors, returned: Any) -> torch.Tensor:
-        """The output [num_tokens, num_q_heads, head_dim] of a run that returned `returned`; not timed."""
+        """The output [num_tokens, num_q_heads, head_dim] of a run that returned `returned` (not timed)."""
         return tensors.out
 
     def release(self, tensors: Tensors) -> None:
-        """Forget what was made for `tensors`, which are not run again."""
+        """Drop what was made for `tensors`, which are not run again."""
         self.made.pop(id(tensors), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where peers may be: `vllm` is the folder of an unpacked vLLM wheel, the one that holds `vllm/`."""
+    """The folders of peers."""
 
+    # An unpacked vLLM wheel: the folder that holds `vllm/`.
     vllm: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A kernel of another project. `load` imports it, and returns what makes its contender for a task and the version
-    of its library; it raises `MissingError`. `given` says what it reads and what is left out of its time."""
+    """A kernel of another project."""
 
     name: str
+    # What it reads, and what is left out of its time.
     given: str
+    # Imports it; raises `MissingError`.
     load: Callable[[Places], Loaded]
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A peer that is there."""
+    """A peer that could be imported."""
 
     make: Callable[[Task], Contender]
+    # The version of its library.
     version: str
 
 
@@ -91,7 +94,7 @@ def gathered(cache: torch.Tensor, tensors: Tensors, task: Task) -> torch.Tensor:
 
 
 def starts_of(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Where each of some lengths starts, and their sum last: [len(lengths) + 1] int32."""
+    """The cumulative sums of `lengths` from 0: [len(lengths) + 1] int32."""
     return torch.tensor(list(itertools.accumulate(lengths, initial=0)), dtype=torch.int32, device=device)
 
 
@@ -101,7 +104,7 @@ def query_starts(task: Task) -> torch.Tensor:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line that says what went wrong."""
+    """The reason of an error, in one line."""
     from attention_tuner.tuner.processes.child import one_line
 
     return str(error) if isinstance(error, (MissingError, RefusedError)) else one_line(error)

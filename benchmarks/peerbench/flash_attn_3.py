@@ -18,7 +18,7 @@ LIBRARY = Path("vllm", "vllm_flash_attn", "_vllm_fa3_C.abi3.so")
 
 
 class FlashAttention3(Contender):
-    """`fwd` of `ops`, with scheduler metadata made once per step; `num_splits` 0 lets it choose."""
+    """`fwd` of `ops`, with scheduler metadata made once per step; with `num_splits` 0 it chooses the splits."""
 
     def __init__(self, task: Task, ops: Any, num_splits: int) -> None:
         super().__init__(task)

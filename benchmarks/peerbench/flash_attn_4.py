@@ -31,7 +31,7 @@ class FlashAttention4(Contender):
         )  # fmt: skip
 
     def output(self, tensors: Tensors, returned: Any) -> torch.Tensor:
-        """What it returned, without the log-sum-exp."""
+        """The returned output, without the log-sum-exp."""
         return returned[0] if isinstance(returned, tuple) else returned
 
 

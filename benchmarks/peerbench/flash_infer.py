@@ -20,7 +20,7 @@ WORKSPACE_BYTES = 384 << 20
 
 
 class FlashInfer(Contender):
-    """A wrapper with the batch planned once per step; `indices` is its attribute that holds the pages to read."""
+    """A wrapper that plans the batch once per step; `indices` names its attribute that holds the pages to read."""
 
     indices = "_paged_kv_indices_buf"
 
@@ -31,7 +31,7 @@ class FlashInfer(Contender):
         self._wrapper: Any = None
 
     def prepare(self, tensors: Tensors) -> None:
-        """List the pages, and plan: a plan depends on lengths alone, so that one serves every set of tensors."""
+        """List the pages, and plan once: a plan depends on lengths alone, and serves every set of tensors."""
         rows = (tensors.block_table[row, :count] for row, count in enumerate(self._pages))
         indices = self.made[id(tensors)] = torch.cat(list(rows))
         if self._wrapper is None:
@@ -47,11 +47,11 @@ class FlashInfer(Contender):
         return self._wrapper.run(tensors.q, (tensors.k_cache, tensors.v_cache), out=tensors.out)
 
     def page_starts(self) -> torch.Tensor:
-        """Where each sequence's pages start in the list, on the host."""
+        """The start of each sequence's pages in the list, on the host."""
         return starts_of(self._pages, torch.device("cpu"))
 
     def last_page_lens(self) -> torch.Tensor:
-        """Keys in each sequence's last page, on the host."""
+        """The number of keys in each sequence's last page, on the host."""
         return torch.tensor([(kv_len - 1) % self.task.page_size + 1 for kv_len in self.batch.kv_lens],
                             dtype=torch.int32)
 
@@ -122,7 +122,7 @@ class FlashInferDecode(FlashInfer):
 
 
 def _load(places: Places, make: Callable[..., Contender]) -> Loaded:
-    # FlashInfer finds its modules only as it plans: what is missing then is said of the batch.
+    # FlashInfer loads its modules only when it plans: a missing one is then a failure on that batch.
     try:
         import flashinfer  # pyright: ignore[reportMissingImports]
     except ImportError as error:

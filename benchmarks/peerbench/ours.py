@@ -1,4 +1,4 @@
-"""This project's own contenders: for each template, the config that a lookup or a stored trial would give."""
+"""This project's own contenders: for each template, the config from a lookup or a stored trial."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ GRAPH = Regime("graph")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A variant that may be this project's best, and where it comes from."""
+    """A variant that may be this project's best, and its source."""
 
     variant: Variant
     source: str
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is plain Triton, which runs on other GPUs too."""
+        """True if it is plain Triton, which runs on other GPUs too."""
         return template_of(self.variant).is_portable
 
 
@@ -52,19 +52,19 @@ class Ours(Contender):
         self.launcher = launcher
 
     def run(self, tensors: Tensors) -> Any:
-        """What one layer launches."""
+        """Launch the kernels of one layer."""
         self.launcher.run(tensors)
 
     def prepare(self, tensors: Tensors) -> None:
-        """Nothing may be left of an earlier run that could be taken for this one's."""
+        """Fill the workspaces with NaN, so that no result of an earlier run is taken for this one's."""
         for workspace in self.launcher.workspaces():
             workspace.fill_(torch.nan)
 
 
 class Configs:
-    """Where candidates come from: databases and exported files; the default database and what ships are always asked.
+    """The sources of candidates: databases or else the default one, exported files, and the configs that ship.
 
-    Raises `StoreError` for one that cannot be read.
+    Raises `StoreError` for a source that cannot be read.
     """
 
     def __init__(self, databases: Sequence[str] = (), exports: Sequence[Path] = ()) -> None:
@@ -76,9 +76,9 @@ class Configs:
         self.id = self._table(self._configs).id
 
     def candidates(self, task: Task, gpu: Gpu) -> list[Candidate]:
-        """The candidates for `task`: one of each template that there is any evidence for.
+        """The candidates for `task`: one of each template with a config or a trial.
 
-        Guesses stand in where there is none, and where there is none for plain Triton.
+        Without any, and without any in plain Triton, the heuristic's first choice stands in.
         """
         found: dict[str, Candidate] = {}
         for template in dict.fromkeys(config.variant.template for config in self._configs):
@@ -87,7 +87,7 @@ class Configs:
             if answer.config is not None:
                 found[template] = Candidate(answer.variant, f"{answer.source}{', stale' * answer.stale}")
         for variant in self._tried(task, gpu):
-            # A trial on this very batch says more than a config of a bucket nearby.
+            # A trial on this batch counts more than a config of a bucket nearby.
             if variant.template not in found or found[variant.template].source.startswith("neighbour"):
                 found[variant.template] = Candidate(variant, "trial")
         if not any(candidate.is_plain for candidate in found.values()):
@@ -99,7 +99,7 @@ class Configs:
         return list(found.values())
 
     def _tried(self, task: Task, gpu: Gpu) -> Iterable[Variant]:
-        """The fastest right variant of each template among the databases' trials on this batch."""
+        """The fastest timed variant of each template among the databases' trials on this batch."""
         best: dict[str, Timed] = {}
         for where in self._databases:
             with Store.open(where, create=False) as store:
@@ -124,9 +124,9 @@ class Configs:
 
 
 def compile_ahead(candidates: Mapping[Task, Sequence[Candidate]], gpu: Gpu) -> None:
-    """Compile all candidates on all cores into the cache that this process then reads: the GPU need not wait for it.
+    """Compile all candidates on all cores, into the cache that this process reads.
 
-    What cannot be compiled fails again, and says why, when it is run.
+    A candidate that cannot be compiled fails again, with the reason, when it is run.
     """
     os.environ["TRITON_CACHE_DIR"] = str(triton_cache())
     with CompilePool() as pool:

@@ -1,4 +1,4 @@
-"""The results as a picture: every contender's time over the floor."""
+"""The picture of the results: every contender's time over the floor."""
 
 # pyright: basic
 from __future__ import annotations
@@ -14,7 +14,7 @@ TICKS = (1, 1.5, 2, 3, 5, 10, 20, 50)
 
 
 def plot(results: Results, path: Path) -> None:
-    """Draw one panel for each page size into the PNG `path`. Raises `ImportError` where there is no matplotlib."""
+    """Draw one panel for each page size into the PNG `path`. Raises `ImportError` without matplotlib."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -27,7 +27,7 @@ def plot(results: Results, path: Path) -> None:
     for axis, page in zip(axes[0], pages, strict=False):
         cells = [cell for cell in results.cells.values() if cell.page_size == page]
         for index, name in enumerate(names):
-            # Of those raced in several runs, the last, as in the tables.
+            # Of several runs the last one counts, as in the tables.
             last = [{entry.name: median_ms(entry) for entry in cell.entries if median_ms(entry)} for cell in cells]
             places = [(times[name] / cells[row].floor_ms, row) for row, times in enumerate(last) if name in times]
             if places:

@@ -1,4 +1,4 @@
-"""One batch and page size: every contender is checked against the oracle, then all are timed in turns."""
+"""The race on one batch and page size: check every contender against the oracle, then time all in turns."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from .contender import Contender, RefusedError, reason_of
 from .ours import GRAPH, Candidate, Ours
 
 SEED = 0
-# Slower than the fastest by this factor, a contender is known well enough by one launch.
+# For a contender slower than the fastest by this factor one launch suffices.
 MUCH_SLOWER = 20.0
 
 
 class DeviceLostError(Exception):
-    """The GPU answers this process no more; the entry of the contender to blame says so."""
+    """The GPU does not answer this process any more; the entry of the contender to blame has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What came of one contender. `state` is "timed", "slow" (one eager launch in `first_ms` was enough), "wrong",
-    "refused" or "failed", with a `reason`; ratios are taken within one `run` of the script."""
+    """The result of one contender."""
 
     name: str
+    # "timed", "slow" (one eager launch sufficed), "wrong", "refused" or "failed".
     state: str
+    # The run of the script; ratios are taken within one run.
     run: int
     reason: str = ""
     variant: str | None = None
@@ -49,7 +50,7 @@ class Entry:
 
 
 class Race:
-    """The contenders of one workbench in run number `run`; all read the same tensors."""
+    """The contenders of one workbench in run number `run`, which read the same tensors."""
 
     def __init__(self, bench: Workbench, run: int) -> None:
         self._bench = bench
@@ -71,17 +72,17 @@ class Race:
         self._enter(blank, make)
 
     def enter(self, name: str, make: Callable[[], Contender]) -> None:
-        """Check and prepare the contender that `make` returns; this project's own come before any."""
+        """Check and prepare the contender that `make` returns; this project's own come first."""
         self._enter(Entry(name, "failed", self._run), make)
 
     def zero_unused(self) -> None:
-        """Replace the NaN in cache slots that hold no key by zeros: peers may multiply them by a probability of 0."""
+        """Replace the NaN in unused cache slots by zeros: peers may multiply them by a probability of 0."""
         for tensors in (self._checker.tensors, *self._bench.buffers(GRAPH)):
             for cache in (tensors.k_cache, tensors.v_cache):
                 cache.nan_to_num_(nan=0.0)
 
     def time(self, rounds: int) -> None:
-        """Take one sample of each contender that is right, in `rounds` rounds that each begin with another one."""
+        """Take a sample of each right contender in each of `rounds` rounds, which begin with different ones."""
         samples: dict[str, list[float]] = defaultdict(list)
         for turn in range(rounds):
             names = list(self._watches)
@@ -118,13 +119,13 @@ class Race:
         self._best_ms = min(self._best_ms, first_ms)
         for tensors in self._bench.buffers(GRAPH):
             contender.prepare(tensors)
-        # A stopwatch asks for no more of a launcher than a contender has.
+        # A contender has all that a stopwatch needs of a launcher.
         launcher = contender.launcher if isinstance(contender, Ours) else cast(Launcher, contender)
         self._watches[entry.name] = self._bench.stopwatch(launcher, GRAPH)
         return replace(entry, state="timed")
 
     def _checked(self, contender: Contender) -> tuple[Check, float]:
-        """The check of a second launch, which shows what the first one left behind, and the milliseconds it took."""
+        """The check and the milliseconds of a second launch, which shows what the first one left behind."""
         tensors = self._checker.tensors
         contender.prepare(tensors)
         contender.run(tensors)
@@ -137,9 +138,9 @@ class Race:
         return self._checker.judge(contender.output(tensors, returned)), first_ms
 
     def _lost(self, entry: Entry, error: Exception) -> None:
-        """Note that a contender failed. Raises `DeviceLostError` when the device is lost with it."""
+        """Note that a contender failed. Raises `DeviceLostError` if the GPU was lost with it."""
         self.entries[entry.name] = replace(entry, reason=reason_of(error))
-        # Tracebacks keep tensors.
+        # Tracebacks keep tensors alive.
         error.__traceback__ = None
         gc.collect()
         try:

@@ -1,4 +1,4 @@
-"""The rates of a GPU that the floor of a batch is reckoned with."""
+"""The rates of a GPU from which the floor of a batch is computed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.tuner.measure.rates import Rates, measure_rates
 
-# The highest rates that were seen in any run on the card; a single run measures a little less.
+# The highest rates of any run on this GPU; a single run measures a little less.
 KNOWN_RATES = {"NVIDIA H200": Rates(4.5, 790.0)}
 
 
 def rates_of(gpu: Gpu, given: Sequence[float] | None = None) -> tuple[Rates, str]:
-    """The rates that the floor is reckoned with, and where they come from."""
+    """The rates for the floor, and their origin."""
     if given:
         return Rates(*given), "given"
     if gpu.name in KNOWN_RATES:
-        return KNOWN_RATES[gpu.name], "the highest seen on this card"
+        return KNOWN_RATES[gpu.name], "the highest seen on this GPU"
     if gpu.is_interpreter:
         return Rates(1.0, 1.0), "made up: nothing limits an interpreter"
     return measure_rates(), "measured: a sum and a matrix product"

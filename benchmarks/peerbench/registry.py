@@ -1,4 +1,4 @@
-"""Every peer that is known, and which of them are there."""
+"""All known peers, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PEERS: tuple[Peer, ...] = (
 
 
 def load(peers: Iterable[Peer], places: Places) -> dict[str, Loaded | str]:
-    """Each peer by name: loaded, or why it is missing."""
+    """Load the peers; by name, each loaded peer or the reason why it is missing."""
     return {peer.name: _loaded(peer, places) for peer in peers}
 
 

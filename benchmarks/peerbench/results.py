@@ -1,4 +1,4 @@
-"""The results file: what was measured, cell by cell, and what it comes to."""
+"""The results file: the measurements cell by cell, and their summary."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ KINDS = ("hybrid", "decode", "verify", "prefill")
 
 @dataclass(slots=True)
 class Cell:
-    """One workload at one page size; `floor_ms` is what no kernel can beat at the `rates` of the file."""
+    """One workload at one page size."""
 
     workload: str
     kind: str
     page_size: int
     spec: str
     batch: str
+        # The time that no kernel can beat at the rates of the file.
     floor_ms: float
     read_bytes: int
     flops: float
     entries: list[Entry] = field(default_factory=list[Entry])
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` that there is no entry of; `OURS` stands for any of this project's own."""
+        """The `names` without an entry; `OURS` stands for any of this project's own."""
         known = {OURS if entry.name.startswith(OURS) else entry.name for entry in self.entries}
         return [name for name in names if name not in known]
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Add a run's entries. Of peers the last one counts, of this project's own one for each run."""
+        """Add the entries of a run. A peer keeps its last entry, this project's own keep one for each run."""
         new = list(entries)
         names = {entry.name for entry in new if not entry.name.startswith(OURS)}
         self.entries = [entry for entry in self.entries if entry.name not in names] + new
@@ -58,12 +59,11 @@ class Cell:
         return theirs / mine if mine and theirs else None
 
     def best_peer(self) -> Entry | None:
-        """The peer that comes closest to this project, or is ahead of it most."""
+        """The fastest peer relative to this project."""
         return min((e for e in self.peers() if self.ratio(e)), key=lambda e: self.ratio(e) or math.inf, default=None)
 
     def standing(self) -> dict[str, Any]:
-        """The cell's figures, None where they cannot be had: this project's from the run of the best peer, or its
-        last."""
+        """The cell's figures, None if unknown; this project's are of the run of the best peer, or of the last run."""
         best = self.best_peer()
         run = best.run if best else max((entry.run for entry in self.entries), default=0)
         own, plain = self.ours(run), self.ours(run, plain=True)
@@ -79,14 +79,14 @@ class Cell:
 
 
 def median_ms(entry: Entry) -> float | None:
-    """The median of an entry's samples, None where it was not timed."""
+    """The median of an entry's samples, None if it was not timed."""
     return statistics.median(entry.samples_ms) if entry.state == "timed" and entry.samples_ms else None
 
 
 class Results:
-    """What a results file holds. It is written as a whole or not at all.
+    """The contents of a results file, which is written whole or not at all.
 
-    The contender that is at work is named beside it: should the process die with it, the next one records that.
+    A second file names the contender at work: if the process dies with it, the next process records that.
     """
 
     def __init__(self, out: Path) -> None:
@@ -104,15 +104,15 @@ class Results:
         return len(self.document["runs"])
 
     def begin(self, record: Mapping[str, Any]) -> None:
-        """Begin a run, of which `record` says how and where."""
+        """Begin a run; `record` says how and where it runs."""
         self.document["runs"].append(record)
 
     def cell(self, new: Cell) -> Cell:
-        """The cell of `new`'s workload and page size, `new` itself where there is none."""
+        """The cell of `new`'s workload and page size, `new` itself if there is none."""
         return self.cells.setdefault(f"{new.workload} page {new.page_size}", new)
 
     def at(self, cell: Cell, name: str) -> None:
-        """Say which contender is at work, "" for none."""
+        """Note the contender at work, "" for none."""
         if not name:
             self._marker.unlink(missing_ok=True)
             return
@@ -130,7 +130,7 @@ class Results:
         partial.replace(self.out)
 
     def summary(self) -> list[dict[str, Any]]:
-        """For each page size and kind of batch, and all kinds: geometric mean and least of the ratios."""
+        """The geometric mean and the least of the ratios, for each page size and kind of batch, and for all kinds."""
         pages = sorted({cell.page_size for cell in self.cells.values()})
         return [
             {"page_size": page, "kind": kind, **_summary([

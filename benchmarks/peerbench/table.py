@@ -65,7 +65,7 @@ def times_table(results: Results, page: int) -> Table:
 
 
 def notes(results: Results) -> list[str]:
-    """Why each peer is missing, and why contenders were not timed, each reason once."""
+    """The reasons why peers are missing or contenders were not timed, each once."""
     lines = [f"missing: {name}: {facts['missing']}" for name, facts in results.document["peers"].items()
              if facts["missing"]]  # fmt: skip
     reasons: dict[tuple[str, str, str], list[str]] = {}

@@ -46,7 +46,7 @@ class TorchVarlen(Contender):
                                  scale=self.spec.softmax_scale, window_size=(-1, 0), **self._options)  # fmt: skip
 
     def output(self, tensors: Tensors, returned: Any) -> torch.Tensor:
-        """What it returned."""
+        """The returned output."""
         return returned
 
 
@@ -90,19 +90,20 @@ class Flex(Contender):
                                     scale=self.spec.softmax_scale, enable_gqa=True)  # fmt: skip
 
     def output(self, tensors: Tensors, returned: Any) -> torch.Tensor:
-        """What it returned, tokens first."""
+        """The returned output, tokens first."""
         return returned[0].transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sequences of one query length, padded to the longest: indices of their rows in q
-    [num_seqs, query_len], K and V [num_seqs, num_kv_heads, longest, head_dim], and what is added to the scores
-    [num_seqs, 1, query_len, longest]; None where nothing is hidden, or all that is hidden `is_causal` says."""
+    """Sequences of one query length, padded to the longest."""
 
+    # Indices of their rows in q [num_seqs, query_len].
     rows: torch.Tensor
+    # [num_seqs, num_kv_heads, longest, head_dim]
     k: torch.Tensor
     v: torch.Tensor
+    # Added to the scores [num_seqs, 1, query_len, longest]; None if nothing is hidden beside what `is_causal` hides.
     mask: torch.Tensor | None
     is_causal: bool
 
@@ -115,7 +116,7 @@ class Sdpa(Contender):
         self._backend = backend
 
     def prepare(self, tensors: Tensors) -> None:
-        """Copy K and V into padded groups, and make their masks. Raises `RefusedError` where they do not fit."""
+        """Copy K and V into padded groups, and make their masks. Raises `RefusedError` if they do not fit."""
         members: dict[int, list[int]] = defaultdict(list)
         for index, (query_len, _) in enumerate(self.batch.sequences):
             members[query_len].append(index)

@@ -1,4 +1,4 @@
-"""vLLM's Triton backend: its kernel and the choices of its backend, outside its engine."""
+"""vLLM's Triton backend: its kernel with the backend's choices, outside its engine."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class VllmTriton(Contender):
 
 
 def version_of(folder: Path) -> str:
-    """vLLM's version, by the `vllm-*.dist-info` beside it."""
+    """vLLM's version, from the `vllm-*.dist-info` beside it."""
     found = sorted(folder.glob("vllm-*.dist-info"))
     return found[-1].name.split("-")[1].removesuffix(".dist") if found else "of unknown version"
 
 
 def stand_ins(folder: Path) -> dict[str, ModuleType]:
-    """Modules under the names that the kernel's file imports, for where vLLM itself cannot be."""
+    """Modules under the names that the kernel's file imports, for a host without vLLM."""
     import triton
 
     class KVQuantMode(enum.IntEnum):
@@ -97,7 +97,7 @@ def stand_ins(folder: Path) -> dict[str, ModuleType]:
     modules = {name: ModuleType(name) for name in (*packages, *contents)}
     for name, module in modules.items():
         vars(module).update(contents.get(name, {}))
-        # Others may ask whether vllm is installed, which fails for a module without one.
+        # Other libraries may look up whether vllm is installed, which fails for a module without a spec.
         module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=name in packages)
         parent, _, last = name.rpartition(".")
         if parent:

@@ -1,4 +1,4 @@
-"""The benchmarks of the lookup reckon rightly and run at a small size; what they measure is not tested."""
+"""The benchmarks of the lookup compute the right figures and run at a small size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(autouse=True)
 def _log_level() -> Iterator[None]:
-    """Scripts say less than other tests wait for."""
+    """Scripts raise the level of the log, in which other tests expect warnings."""
     logger = logging.getLogger("attention_tuner")
     before = logger.level
     yield
@@ -35,9 +35,8 @@ def _log_level() -> Iterator[None]:
 
 
 @pytest.fixture
-def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script that the test's parameter names, imported as it is when it is run."""
-    monkeypatch.syspath_prepend(str(FOLDER))
+def script(request: pytest.FixtureRequest) -> ModuleType:
+    """The script that the test's parameter names."""
     return importlib.import_module(request.param)
 
 
@@ -50,7 +49,7 @@ def database(tmp_path: Path) -> str:
     """Two chunks whose winners were timed on both, in a database and in an export beside it."""
     one, other = (config for config in shipped_configs() if config.batch in ("1x2048@30720", "1x512@32256")
                   and config.variant.page_size == 16 and config.shape.spec.num_q_heads == 32)
-    # Whatever won of late, these cut keys and so may answer for one another.
+    # Both split KV, so that each may answer for the other.
     one, other = (replace(config, variant=one.variant.replace(waves=waves))
                   for config, waves in ((one, 1), (other, 2)))  # fmt: skip
     export_json([one, other], tmp_path / "configs.json")
@@ -82,12 +81,12 @@ def test_a_table_of_any_size_has_a_question_for_each_row(script: ModuleType) -> 
 
 @using("lookup_latency")
 def test_latency_is_measured_at_each_size(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    options = ("--sizes", "10", "100", "--repeats", "2000", "--cold-rows", "100")
+    options = ("--sizes", "10", "100", "--repeats", "500", "--cold-rows", "100")
     monkeypatch.setattr(script, "import_ms", lambda repeats: 1.0)
     found = run(script, monkeypatch, tmp_path, *options)
     assert [row["rows"] for row in found["lookup"]] == [10, 100]
     assert all(0 < row["hot_us"]["median"] <= row["hot_us"]["p99"] for row in found["lookup"])
-    assert all(sum(row["lookups_by_source"].values()) == 2 * 2000 + script.QUESTIONS for row in found["lookup"])
+    assert all(sum(row["lookups_by_source"].values()) == 2 * 500 + script.QUESTIONS for row in found["lookup"])
     names = ("ConfigTable.lookup", "LiveTable.lookup", "lookup", "unchanged_refresh")
     assert all(0 < found["ways"][name]["median"] <= found["ways"][name]["p99"] for name in names)
     assert found["ways"]["id_ms"] > 0
@@ -96,7 +95,7 @@ def test_latency_is_measured_at_each_size(script: ModuleType, monkeypatch: pytes
 
 
 @using("concurrent_readers")
-def test_a_reader_tells_what_was_never_written_so(script: ModuleType, database: str) -> None:
+def test_a_reader_reports_results_that_were_never_written(script: ModuleType, database: str) -> None:
     config, other = read_configs(Path(database).with_name("configs.json")).configs
     reader = script.Reader(database, [config, replace(other, measured_at=config.measured_at)], ["1x1@20"])
     reader.open()
@@ -114,10 +113,10 @@ def test_a_reader_tells_what_was_never_written_so(script: ModuleType, database: 
 
 
 @using("leave_one_out")
-def test_what_is_lost_is_told_for_every_reach(
+def test_losses_are_reported_for_every_reach(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database: str
 ) -> None:
-    # So far that one answers for the other.
+    # So far that each answers for the other.
     monkeypatch.setattr(script, "REACH", 3.0)
     found = run(script, monkeypatch, tmp_path, "--db", database, "--configs", str(tmp_path / "configs.json"))
     rows = {row["reach"]: row for row in found["by_reach"]}
@@ -139,7 +138,7 @@ def test_times_may_be_those_of_a_recording(
     monkeypatch.setattr(script, "REACH", 3.0)
     configs = read_configs(tmp_path / "configs.json").configs
     found = run(script, monkeypatch, tmp_path, "--recording", name, "--configs", str(tmp_path / "configs.json"))
-    # Of the two only one was recorded, which the other answers.
+    # Only one of the two is recorded, and the other answers for it.
     (row,) = found["shapes"]
     recording = Recording.load(name)
     (task,) = (task for task in recording.tasks if str(task.batch) == "1x512@32256")
@@ -154,7 +153,7 @@ def test_times_may_be_those_of_a_recording(
 
 
 class Races:
-    """Stands in for the processes of a race: every entrant takes so many milliseconds as it came in."""
+    """Stands in for the processes of a race: entrant number n takes n milliseconds."""
 
     racer = None
     asked: list[RaceJob]
@@ -201,7 +200,7 @@ def test_the_winners_of_a_wide_bucket_race(
 
 
 @using("leave_one_out")
-def test_without_a_database_or_a_gpu_there_is_nothing_to_tell(
+def test_a_source_of_times_is_needed(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit, match="needs --db, --recording, or --measure"):
@@ -209,7 +208,7 @@ def test_without_a_database_or_a_gpu_there_is_nothing_to_tell(
 
 
 @using("buckets")
-def test_the_widest_bucket_is_told(
+def test_the_widest_bucket_is_recommended(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database: str
 ) -> None:
     found = run(script, monkeypatch, tmp_path, "--db", database)
@@ -226,7 +225,7 @@ def test_the_widest_bucket_is_told(
 
 
 @using("buckets")
-def test_what_may_not_answer_for_its_bucket_is_passed_over(script: ModuleType) -> None:
+def test_a_variant_that_never_splits_kv_does_not_answer_for_its_bucket(script: ModuleType) -> None:
     config = next(c for c in shipped_configs() if c.batch == "1x2048@30720" and c.variant.page_size == 16
                   and c.shape.spec.num_q_heads == 32)  # fmt: skip
     config = replace(config, variant=config.variant.replace(waves=0))
@@ -237,13 +236,13 @@ def test_what_may_not_answer_for_its_bucket_is_passed_over(script: ModuleType) -
     found = script.summary(script.of_one_bucket([config, cut]), times)
     assert (found["pairs"], found["timed"], found["passed_over"]) == (2, 2, 1)
     assert found["worst"] == pytest.approx(0.2)
-    # Only what a bucket answered says what to expect of a bucket.
+    # Only answers from a bucket count in the loss of a bucket.
     (loss,) = script.bucket_losses([config, cut], times)
     assert (loss.shapes, loss.loss) == (1, pytest.approx(0.2))
 
 
 @using("buckets")
-def test_shapes_share_a_bucket_where_no_size_is_further_apart(script: ModuleType) -> None:
+def test_shapes_share_a_bucket_if_no_size_differs_by_more(script: ModuleType) -> None:
     config = next(c for c in shipped_configs() if c.batch == "1x512@32256")
 
     def at(batch: str) -> BestConfig:

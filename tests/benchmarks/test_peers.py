@@ -130,7 +130,7 @@ def test_every_contender_has_an_entry_with_its_reason(
     assert "failed: broken on 1x4@44 page 16: ValueError: no kernel for this shape" in shown
 
 
-def test_what_the_file_holds_is_not_run_again(run: Callable[..., dict[str, Any]]) -> None:
+def test_measured_contenders_are_not_run_again(run: Callable[..., dict[str, Any]]) -> None:
     first = run(peer("eager", Eager))
     launches = Eager.launches
     again = run(peer("eager", Eager))
@@ -165,7 +165,7 @@ def test_again_measures_anew(run: Callable[..., dict[str, Any]]) -> None:
     assert len(document["runs"]) == 1
 
 
-def test_a_much_slower_peer_is_launched_no_more(
+def test_a_much_slower_peer_is_launched_once(
     run: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(racing, "MUCH_SLOWER", 1e-6)
@@ -176,7 +176,7 @@ def test_a_much_slower_peer_is_launched_no_more(
     assert found["first_ms"] > 0
 
 
-def test_a_process_that_dies_leaves_word_of_the_peer_to_blame(
+def test_a_process_that_dies_names_the_peer_to_blame(
     run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     marker = tmp_path / ".out.json.at"
@@ -243,10 +243,10 @@ def test_the_thirteen_workloads() -> None:
         ("hybrid_512@16k_63dec_tp8", "decode_64_mixed_tp8", "decode_4x64k_tp8", "chunk_512@32k_tp8"), 8)
 
 
-def test_the_floor_of_a_known_card() -> None:
+def test_the_floor_of_a_known_gpu() -> None:
     h200 = TARGETS["sm_90"].__class__("NVIDIA H200", (9, 0), 132, 227 << 10, 50 << 20)
     rates, origin = rates_of(h200, None)
-    assert (rates.read_tb_per_s, rates.matmul_tflops, origin) == (4.5, 790.0, "the highest seen on this card")
+    assert (rates.read_tb_per_s, rates.matmul_tflops, origin) == (4.5, 790.0, "the highest seen on this GPU")
     cell = peers.new_cell(next(w for w in workloads() if w.name == "hybrid_512@16k_63dec_tp8"), 16, rates)
     assert cell.read_bytes == 616219648
     assert cell.floor_ms == pytest.approx(0.1369, abs=1e-4)

@@ -267,7 +267,7 @@ def test_the_kernel_of_an_unpacked_wheel_is_found_by_stand_ins(tmp_path: Path, m
     assert loaded.version == "vLLM 1.2.3"
 
 
-def test_what_is_missing_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_peer_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("flash_attn", "flash_attn.cute", "flashinfer"):
         monkeypatch.setitem(sys.modules, name, None)
     found = registry.load(registry.PEERS, Places(tmp_path))

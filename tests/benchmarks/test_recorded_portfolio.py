@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
-import pytest
+import recorded_portfolio
 
 from attention_tuner.tuner.portfolio import curve
 from attention_tuner.tuner.recording import Recording
 
 
-def test_the_curve_ends_with_the_optimum_of_every_recorded_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    script = importlib.import_module("recorded_portfolio")
+def test_the_curve_ends_with_the_optimum_of_every_recorded_task() -> None:
     recording = Recording.load("h200_llama_3_8b")
-    group = script.group_of(recording, 128)
+    group = recorded_portfolio.group_of(recording, 128)
     assert len(group.shapes) == 2
     one, *_, all_of_them = curve(group, 2)
     assert all_of_them.losses == (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The benchmarks start, are listed, and reckon rightly; what they measure is not tested."""
+"""The benchmarks start, are listed, and compute the right figures; their measurements are not tested."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import edges
 import pytest
 
 from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.heuristic import candidates
-from attention_tuner.kernel_templates.launch.work_list import WorkListLauncher
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
+from attention_tuner.kernel_templates.triton_family.launchers import TritonLauncher
 from attention_tuner.tuner.measure.race import Interval
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -26,9 +27,8 @@ SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
 @pytest.fixture
-def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script that the test's parameter names, imported as it is when it is run."""
-    monkeypatch.syspath_prepend(str(FOLDER))
+def script(request: pytest.FixtureRequest) -> ModuleType:
+    """The script that the test's parameter names."""
     return importlib.import_module(request.param)
 
 
@@ -43,7 +43,7 @@ def test_every_script_is_listed() -> None:
 
 
 @using("record")
-def test_a_record_says_how_and_where(script: ModuleType, tmp_path: Path) -> None:
+def test_a_record_holds_versions_and_host(script: ModuleType, tmp_path: Path) -> None:
     script.write(tmp_path / "new" / "out.json", {"numbers": [1.5]})
     document = json.loads((tmp_path / "new" / "out.json").read_text())
     assert document["numbers"] == [1.5]
@@ -53,7 +53,7 @@ def test_a_record_says_how_and_where(script: ModuleType, tmp_path: Path) -> None
 
 
 @using("stopwatch")
-def test_kernels_are_told_apart_by_launch(script: ModuleType) -> None:
+def test_kernels_are_grouped_by_launch(script: ModuleType) -> None:
     first, second = [(0.0, 4.0), (5.0, 6.0)], [(20.0, 28.0), (29.0, 31.0)]
     assert script.per_launch([*second, *first], 2) == (2, 7.5, 8.5)
     assert script.per_launch([(0.0, 4.0)], 1) == (1, 4.0, 4.0)
@@ -90,12 +90,12 @@ def test_both_variants_of_both_batches_can_run(script: ModuleType) -> None:
 
 
 @using("tuner_overhead")
-def test_overhead_is_measured_beside_what_is_stored(script: ModuleType, tmp_path: Path) -> None:
+def test_overhead_is_measured_with_stored_trials(script: ModuleType, tmp_path: Path) -> None:
     with Store.open(tmp_path / "tuner.db") as store:
-        script.fill(store, 20, seed=0)
-        found = script.measure(store, 20, 5, "tpe")
-        assert store.trial_counts() == {"timed": 25}
-    assert (found["stored"], found["trials"]) == (20, 5)
+        script.fill(store, 10, seed=0)
+        found = script.measure(store, 10, 5, "random")
+        assert store.trial_counts() == {"timed": 15}
+    assert (found["stored"], found["trials"]) == (10, 5)
     assert found["mean_ms"]["ask"] > 0
     assert sum(found["mean_ms"].values()) == pytest.approx(2 * found["mean_ms"]["total"])
 
@@ -119,13 +119,13 @@ def test_plans_of_every_template_are_measured(
 
 
 @using("reproducibility")
-def test_six_batches_and_how_a_pair_is_told(script: ModuleType) -> None:
+def test_the_table_shows_a_race_and_a_batch_without_one(script: ModuleType) -> None:
     assert len(script.tasks(interpreter=False)) == 6
-    interval = script.fractions(Interval(math.log(1.01), -math.inf, math.log(1.02)))
+    interval = script.record.fractions(Interval(math.log(1.01), -math.inf, math.log(1.02)))
     assert interval == {"median": pytest.approx(0.01), "low": None, "high": pytest.approx(0.02)}
     run = {"gpu_share": 0.8, "pool_share": 0.9, "outcomes": {"timed": 7}, "wall_seconds": 40.2}
     standing = {"same": False, "second_over_first": interval, "slower_than_default": True,
-                "winner_over_default": [script.fractions(None), interval]}  # fmt: skip
+                "winner_over_default": [script.record.fractions(None), interval]}  # fmt: skip
     assert script.rows({"a": {"standing": standing, "runs": [run, run]}, "b": {"standing": {}, "runs": [run]}}) == [
         ["a", "-/+1.00%/+2.00%", "+0.0% +1.0%", "SLOWER", "80% 80%", "90% 90%", "7 7", "40 40"],
         ["b", "no race", "", "", "80%", "90%", "7", "40"]]
@@ -133,7 +133,10 @@ def test_six_batches_and_how_a_pair_is_told(script: ModuleType) -> None:
 
 @using("reduction")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_each_way_of_merging_is_timed(script: ModuleType, tmp_path: Path) -> None:
+def test_each_way_of_merging_is_timed(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edges, "ROUNDS", 1)
     database = tmp_path / "tuner.db"
     Store.open(database).close()
     script.main(argparse.Namespace(out=tmp_path / "out.json", interpreter=True, page_size=16, db=str(database)))
@@ -141,13 +144,13 @@ def test_each_way_of_merging_is_timed(script: ModuleType, tmp_path: Path) -> Non
     assert set(row["ms"]) == {*script.WAYS, script.LAST}
     assert all(ms > 0 for ms in row["ms"].values())
     assert len(script.asked(interpreter=False)) == len(script.BATCHES) + len(script.BATCHES_TP8)
-    # The attributes that the ways replace are the launchers' own.
+    # The ways replace attributes that the launcher has.
     replaced = {name for way in script.WAYS.values() for name in way}
-    assert replaced == {name for name in replaced if hasattr(WorkListLauncher, name)}
+    assert replaced == {name for name in replaced if hasattr(TritonLauncher, name)}
 
 
 @using("reduction")
-def test_what_the_last_program_merges_is_given_a_launch_of_its_own(script: ModuleType) -> None:
+def test_a_variant_whose_last_program_merges_is_also_timed_with_a_separate_launch(script: ModuleType) -> None:
     spec, batch, gpu = AttentionSpec(32, 8, 128), Batch.parse("1x1@9000"), TARGETS["sm_90"]
     likely = candidates(spec, BatchBucket.of(batch), 16, gpu)
     merging = next(v for v in likely if v.template == "fused").replace(reduction="last_program")
@@ -158,12 +161,16 @@ def test_what_the_last_program_merges_is_given_a_launch_of_its_own(script: Modul
 
 @using("item_cost")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_what_an_item_costs_is_the_slope_of_a_line(script: ModuleType, tmp_path: Path) -> None:
+def test_the_cost_of_an_item_is_the_slope_of_a_line(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = script.fitted([1.0, 2.0, 4.0], [1.1, 1.2, 1.4], 1000.0)
     assert line.us_per_item == pytest.approx(100.0)
     assert line.ns_per_key == pytest.approx(1000.0)
     assert line.item_in_keys == pytest.approx(100.0)
     assert line.worst_residual == pytest.approx(0.0)
+    monkeypatch.setattr(edges, "ROUNDS", 1)
+    monkeypatch.setattr(script, "WAVES", (1, 2))
     script.main(argparse.Namespace(out=tmp_path / "out.json", interpreter=True, page_size=16))
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["kind"] for row in rows] == ["short", "long"]
@@ -183,7 +190,7 @@ def test_one_variant_is_launched_for_a_profiler(script: ModuleType) -> None:
 
 @using("sampler_cost")
 @pytest.mark.parametrize("sampler", ["kriging", "random"])
-def test_what_a_sampler_costs_is_measured(script: ModuleType, sampler: str) -> None:
+def test_the_cost_of_a_sampler_is_measured(script: ModuleType, sampler: str) -> None:
     found = script.measure(300, sampler, 12)
     assert found["variants"] == 300
     assert 0 < found["ask_mean_ms"] <= found["ask_most_ms"]
