@@ -14,7 +14,7 @@ def test_a_chain_accepts_its_worst_source_and_all_better_ones():
     assert [source for source in SOURCES if Chain("bucket").accepts(source)] == ["exact", "bucket"]
 
 
-def test_a_chain_is_told_in_its_order():
+def test_the_text_of_a_chain_lists_its_sources_in_order():
     assert str(Chain()) == "exact, bucket, neighbour, heuristic"
     assert str(Chain(like=("NVIDIA H200",))) == "exact, bucket, neighbour, what was tuned on NVIDIA H200, heuristic"
     assert str(Chain("neighbour", ("A", "B"))) == "exact, bucket, neighbour, what was tuned on A, what was tuned on B"
@@ -27,16 +27,16 @@ def test_an_unknown_source_is_refused():
 
 
 @pytest.mark.parametrize("like", ["NVIDIA H200", None, 3, ("",), (200,), {"NVIDIA H200": 1}])
-def test_what_names_no_gpus_is_refused(like: Any):
+def test_like_must_be_a_list_of_names(like: Any):
     with pytest.raises(InputError, match="expected the names of GPUs"):
         Chain(like=like)
 
 
 @pytest.mark.parametrize("reach", [math.nan, -1.0, "3", None, True])
-def test_what_is_no_distance_is_refused(reach: Any):
+def test_reach_must_be_a_distance(reach: Any):
     with pytest.raises(InputError, match="`reach` cannot be"):
         Chain(reach=reach)
 
 
-def test_chains_that_say_the_same_are_the_same():
+def test_equal_chains_have_the_same_text():
     assert repr(Chain(like=["A"], reach=2)) == repr(Chain(like=("A",), reach=2.0))  # pyright: ignore

@@ -69,7 +69,7 @@ def test_a_pass_counts_for_every_shape_that_the_variant_won(store: Store, quick:
 
 
 @pytest.mark.parametrize("part", ["kernel_hash", "triton", "torch", "driver"])
-def test_a_pass_elsewhere_says_nothing_and_a_failure_does(store: Store, quick: BestConfig, part: str):
+def test_a_pass_in_another_environment_is_ignored_and_a_failure_is_not(store: Store, quick: BestConfig, part: str):
     store.put_best(quick)
     store.put_full_check(full_check(quick, **{part: "other"}))
     assert store.best_configs() == [quick]
@@ -80,20 +80,20 @@ def test_a_pass_elsewhere_says_nothing_and_a_failure_does(store: Store, quick: B
     assert store.best_configs() == [replace(quick, full_check=True)]
 
 
-def test_a_failure_that_comes_after_a_pass_counts(store: Store, quick: BestConfig):
+def test_a_failure_after_a_pass_counts(store: Store, quick: BestConfig):
     store.put_best(quick)
     store.put_full_check(full_check(quick), full_check(quick, FAILED, day=2, kernel_hash="new"))
     with pytest.warns(UserWarning, match="are set aside"):
         assert store.best_configs() == []
 
 
-def test_a_failure_from_before_a_config_was_measured_says_nothing(store: Store, quick: BestConfig):
+def test_a_failure_before_the_config_was_measured_is_ignored(store: Store, quick: BestConfig):
     store.put_best(replace(quick, measured_at="2026-12-05T00:00:00+00:00"))
     store.put_full_check(full_check(quick, FAILED, kernel_hash="old"))
     assert len(store.best_configs()) == 1
 
 
-def test_of_failures_elsewhere_the_latest_check_decides(store: Store, quick: BestConfig):
+def test_the_latest_check_in_another_environment_decides(store: Store, quick: BestConfig):
     store.put_best(quick)
     store.put_full_check(full_check(quick, FAILED, triton="3.6.0"), full_check(quick, day=2, triton="3.7.0"))
     assert store.best_configs() == [quick]
@@ -103,13 +103,13 @@ def test_of_failures_elsewhere_the_latest_check_decides(store: Store, quick: Bes
     {"gpu": Gpu("NVIDIA H100", (9, 0), 132, 232448, 62914560, "580.1")},
     {"environment": Environment("0123456789abcdef", "3.9.0", "2.13.0", "590")},
 ])
-def test_the_check_of_another_gpu_or_driver_is_no_pass(store: Store, quick: BestConfig, changes: dict[str, object]):
+def test_a_pass_on_another_gpu_or_driver_does_not_count(store: Store, quick: BestConfig, changes: dict[str, object]):
     store.put_best(replace(quick, **changes))
     store.put_full_check(full_check(quick))
     assert [config.full_check for config in store.best_configs()] == [False]
 
 
-def test_what_failed_is_not_served(store: Store, make_config: Make):
+def test_a_config_that_failed_is_not_served(store: Store, make_config: Make):
     config = make_config()
     store.put_best(config)
     store.put_full_check(full_check(config, PASSED, FAILED))
@@ -122,7 +122,7 @@ def test_what_failed_is_not_served(store: Store, make_config: Make):
     assert len(caught) == 1
 
 
-def test_what_failed_here_is_not_served_although_it_ships(
+def test_a_shipped_config_that_failed_here_is_not_served(
     store: Store, make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = make_config()
@@ -134,7 +134,7 @@ def test_what_failed_here_is_not_served_although_it_ships(
         assert load_table(store.name).configs == ()
 
 
-def test_equal_layers_are_one_however_their_numbers_are_written(store: Store, quick: BestConfig):
+def test_equal_layers_are_one_whatever_the_spelling_of_their_numbers(store: Store, quick: BestConfig):
     whole, decimal = (replace(quick, shape=replace(quick.shape, spec=replace(quick.shape.spec, logits_soft_cap=cap)))
                       for cap in (50, 50.0))  # fmt: skip
     store.put_best(whole)
@@ -179,7 +179,7 @@ def test_a_trial_whose_variant_failed_is_reused_as_wrong(store: Store, make_tria
     ("spec", "nothing"), ("variant", "?"), ("cases", "[["), ("cases", "[]"), ("cases", '[["x"]]'), ("cases", "7"),
     ("cases", '[["x", "fine", 0.5, ""]]'), ("result", "failed"),
 ])
-def test_a_poisoned_check_raises_only_what_is_caught(quick: BestConfig, column: str, value: str):
+def test_reading_a_poisoned_check_raises_a_caught_error(quick: BestConfig, column: str, value: str):
     row = FullCheckRow.of(full_check(quick))
     assert check_of(row) == full_check(quick)
     setattr(row, column, value)

@@ -60,7 +60,7 @@ def faults_of(config: BestConfig, name: str) -> list[str]:
     return found
 
 
-def test_the_folder_holds_exports_and_says_what_they_are():
+def test_the_folder_holds_exports_and_a_readme():
     assert {path.suffix for path in SHIPPED.iterdir()} <= {".json", ".md"}
     assert "export --gpu" in (SHIPPED / "README.md").read_text()
 
@@ -70,7 +70,7 @@ def test_every_config_of_a_file_may_ship(path: Path):
     assert faults(path) == []
 
 
-def test_a_file_that_may_ship_has_no_faults(tmp_path: Path, make_config: Make):
+def test_a_good_file_has_no_faults(tmp_path: Path, make_config: Make):
     tie = Timing((1.25, 1.5, 1.5), Regime("graph"))
     export_json([make_config(), make_config("64x1@4096", timing=tie)], tmp_path / "NVIDIA_H200.json")
     assert faults(tmp_path / "NVIDIA_H200.json") == []
@@ -85,7 +85,9 @@ def test_a_file_that_may_ship_has_no_faults(tmp_path: Path, make_config: Make):
     ({"timing": {"samples_ms": (1.6, 1.7)}}, "it is slower than the default"),
     ({"timing": {"regime": Regime("interpreter")}}, "it does not answer for the batch that it was tuned on"),
 ])
-def test_what_must_not_ship_is_found(tmp_path: Path, make_config: Make, changes: dict[str, dict[str, Any]], fault: str):
+def test_a_config_that_must_not_ship_is_found(
+    tmp_path: Path, make_config: Make, changes: dict[str, dict[str, Any]], fault: str
+):
     good = make_config("64x1@4096")
     bad = make_config()
     bad = replace(bad, **{name: replace(getattr(bad, name), **values) for name, values in changes.items()})
@@ -95,7 +97,7 @@ def test_what_must_not_ship_is_found(tmp_path: Path, make_config: Make, changes:
     assert fault in found
 
 
-def test_what_must_not_ship_as_a_file_is_found(tmp_path: Path, make_config: Make):
+def test_a_file_that_must_not_ship_is_found(tmp_path: Path, make_config: Make):
     path = tmp_path / "NVIDIA_H200.json"
     export_json([], path)
     assert faults(path) == ["it holds nothing"]

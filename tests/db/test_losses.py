@@ -16,7 +16,7 @@ HYBRID, LIKE_IT, NEAR = "1x512@16384,63x1@32768", "1x513@16384,63x1@32768", "1x1
 H200 = "NVIDIA H200"
 
 
-def test_an_expected_loss_is_the_one_measured_nearest():
+def test_the_expected_loss_is_the_one_measured_nearest():
     losses = Losses([Loss(H200, "neighbour", 1.0, 5, 0.01), Loss(H200, "neighbour", 8.0, 5, 0.08),
                      Loss(H200, "bucket", 0.0, 5, -0.001)])
     assert [losses.expect(H200, "neighbour", d) for d in (0.5, 1, 2, 3, 5, 8)] == [0.01, 0.01, 0.01, 0.08, 0.08, 0.08]
@@ -25,7 +25,7 @@ def test_an_expected_loss_is_the_one_measured_nearest():
     assert losses.expect("NVIDIA H100", "neighbour", 1.0) is None
 
 
-def test_farther_than_was_measured_nothing_is_expected():
+def test_no_loss_is_expected_farther_away_than_was_measured():
     losses = Losses([Loss(H200, "heuristic", 4.0, 5, 0.2), Loss(H200, "heuristic", 16.0, 5, 0.3),
                      Loss(H200, "neighbour", 1.0, 5, 0.01)])
     assert [losses.expect(H200, "heuristic", d) for d in (0, 4, 9, 16)] == [0.2, 0.2, 0.3, 0.3]

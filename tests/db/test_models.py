@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -102,7 +101,7 @@ def test_nan_and_infinity_come_back(store: Store, make_trial: Callable[..., Tria
     assert second == Wrong(variant, Check(math.inf))
 
 
-def test_text_that_no_database_takes_is_made_storable(store: Store, make_trial: Callable[..., TrialRecord],
+def test_characters_that_a_database_refuses_are_replaced(store: Store, make_trial: Callable[..., TrialRecord],
                                                       setting: Setting):
     store.start_run({})
     store.add_trial(make_trial(Failed(make_trial().outcome.variant, "compile", "bad \udcff byte \0 here")))
@@ -121,7 +120,7 @@ def test_facts_without_registers_and_stack_are_read_back(make_trial: Callable[..
     ("gpu_capability", "9"), ("outcome", "fine"), ("samples_ms", "[0.1, "), ("samples_ms", "[]"),
     ("samples_ms", '["a"]'), ("samples_ms", None), ("plan_ms", None), ("check_level", None), ("code_hash", None),
 ])
-def test_a_poisoned_trial_raises_only_what_is_caught(make_trial: Callable[..., TrialRecord], column: str,
+def test_reading_a_poisoned_trial_raises_a_caught_error(make_trial: Callable[..., TrialRecord], column: str,
                                                      value: object):
     row = TrialRow.of(make_trial())
     assert trial_of(row) == make_trial()
@@ -135,20 +134,10 @@ def test_a_poisoned_trial_raises_only_what_is_caught(make_trial: Callable[..., T
     ("variant", "unified:page_size=32,block_m=16"), ("verdict", "good"),
     ("samples_ms", "7"), ("default_samples_ms", "[-1]"), ("default_regime", "x-y-z"), ("gpu_num_sms", "many"),
 ])
-def test_a_poisoned_config_raises_only_what_is_caught(make_config: Callable[..., BestConfig], column: str,
+def test_reading_a_poisoned_config_raises_a_caught_error(make_config: Callable[..., BestConfig], column: str,
                                                       value: object):
     row = BestRow.of(make_config())
     assert config_of(row) == make_config()
     setattr(row, column, value)
     with pytest.raises(UNREADABLE):
         config_of(row)
-
-
-def test_a_trial_row_says_what_it_is_in_sql(tmp_path: Path, make_trial: Callable[..., TrialRecord]):
-    row = TrialRow.of(make_trial())
-    facts = make_trial().facts
-    assert facts is not None
-    assert (row.outcome, row.template, row.page_size, row.gpu_name, row.gpu_num_sms, row.driver, row.regime) == (
-        "timed", "unified", 16, "NVIDIA H200", 132, "580.1", "graph-cold-burst")
-    assert {name: getattr(row, name) for name in dataclasses.asdict(facts)} == dataclasses.asdict(facts)
-    assert row.samples_ms == "[0.2, 0.1]"

@@ -1,17 +1,11 @@
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-
 import pytest
 
-from attention_tuner.db.records import Setting, TrialRecord, utc_now
+from attention_tuner.db.records import Setting, TrialRecord
 from attention_tuner.kernel_templates.errors import TunerError
 from attention_tuner.kernel_templates.outcome import Environment, Skipped
 from attention_tuner.kernel_templates.variant import Variant
-
-
-def test_time_is_utc():
-    assert datetime.fromisoformat(utc_now()).utcoffset() == timedelta(0)
 
 
 def test_a_trial_has_one_page_size(setting: Setting):

@@ -46,7 +46,7 @@ def test_lookups_are_counted_by_source_and_misses_are_kept(make_config: Make):
     assert table.coverage() == found
 
 
-def test_what_a_strict_chain_refuses_is_a_miss(make_config: Make):
+def test_a_question_that_a_strict_chain_refuses_is_a_miss(make_config: Make):
     config = make_config(HYBRID)
     table = ConfigTable.of([config], chain=Chain("bucket"))
     for _ in range(2):
@@ -68,7 +68,7 @@ def test_the_most_frequent_misses_are_kept(make_config: Make, monkeypatch: pytes
     assert more.counts == {"exact": 2, "bucket": 9, "neighbour": 0, "heuristic": 18}
 
 
-def test_a_table_that_is_asked_of_too_much_counts_on(make_config: Make, monkeypatch: pytest.MonkeyPatch):
+def test_counting_continues_when_remembered_answers_are_dropped(make_config: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Coverage, "QUESTIONS", 4)
     config = make_config(HYBRID)
     table = ConfigTable.of([config])
@@ -82,7 +82,7 @@ def test_a_table_that_is_asked_of_too_much_counts_on(make_config: Make, monkeypa
     assert [miss.count for miss in found.misses] == [2] * 9
 
 
-def test_a_question_may_be_of_a_bucket_and_of_numpys_numbers(make_config: Make):
+def test_a_question_may_hold_a_bucket_and_numpy_integers(make_config: Make):
     config = make_config()
     for question in (config.shape.bucket, Batch.parse(config.batch)):
         require_question(config.shape.spec, question, np.int64(16), config.gpu)
@@ -116,7 +116,7 @@ def test_misses_come_back_with_a_batch_of_their_bucket(path: Path, make_config: 
     assert document["lookups"] == {"exact": 9, "bucket": 0, "neighbour": 0, "heuristic": 5}
 
 
-def test_no_misses_are_a_file_too(tmp_path: Path):
+def test_a_file_may_hold_no_misses(tmp_path: Path):
     assert write_misses(ConfigTable.of([]).coverage(), tmp_path / "none.json") == 0
     assert read_misses(tmp_path / "none.json") == []
 
@@ -130,7 +130,7 @@ def test_no_misses_are_a_file_too(tmp_path: Path):
     (lambda d: d["misses"][0].update(source="luck"), "expected one of exact, bucket, neighbour, heuristic"),
     (lambda d: d["misses"][0].update(count=0), "count' is 0"),
 ])
-def test_what_is_no_file_of_misses_is_refused(path: Path, change: Callable[[Any], object], reason: str):
+def test_a_damaged_file_of_misses_is_refused(path: Path, change: Callable[[Any], object], reason: str):
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
@@ -139,7 +139,7 @@ def test_what_is_no_file_of_misses_is_refused(path: Path, change: Callable[[Any]
 
 
 @pytest.mark.parametrize("text", ["", "[", "3", "{}"])
-def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str):
+def test_a_file_without_a_json_object_is_refused(tmp_path: Path, text: str):
     (tmp_path / "in").write_text(text)
     with pytest.raises(StoreError, match="expected a file of misses"):
         read_misses(tmp_path / "in")

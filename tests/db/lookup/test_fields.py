@@ -10,7 +10,7 @@ from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import StoreError
 
 
-def test_values_come_with_their_places():
+def test_values_know_their_places():
     document = Field({"a": [{"b": 1}, {"b": 2.5}], "c": "x"}, "")
     first, second = document.members(("a",), ("c", "d"))["a"].items()
     assert (first.place, second.members(("b",))["b"].place) == ("a[0]", "a[1].b")
@@ -60,7 +60,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_what_cannot_be_written_is_told_and_left(tmp_path: Path):
+def test_a_file_that_cannot_be_written_is_reported_and_unchanged(tmp_path: Path):
     with pytest.raises(StoreError, match="no regular file"):
         replace_file(tmp_path, "text")
     with pytest.raises(StoreError, match="cannot be written: No such file"):
@@ -68,7 +68,7 @@ def test_what_cannot_be_written_is_told_and_left(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_read_is_told_with_what_was_expected(tmp_path: Path):
+def test_an_unreadable_file_is_reported_with_what_was_expected(tmp_path: Path):
     with pytest.raises(StoreError, match=r"cannot be read: No such file.*; expected a poem"):
         read_text(tmp_path / "a", "expected a poem")
     (tmp_path / "a").write_bytes(b"\xff")

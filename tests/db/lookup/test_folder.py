@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,7 +43,7 @@ def test_a_folder_comes_back_exactly(tmp_path: Path, configs: list[BestConfig]):
     assert ConfigTable.of(read_folder(tmp_path / "out")).id == ConfigTable.of(configs).id
 
 
-def test_files_are_called_as_vllm_calls_its_own(tmp_path: Path, configs: list[BestConfig]):
+def test_files_are_named_like_those_of_vllm(tmp_path: Path, configs: list[BestConfig]):
     assert NAME in [file.name for file in write_folder(configs, tmp_path)]
     assert file_name(configs[4].shape.spec, 16, configs[4].gpu) == (
         "head_size=64,num_q_heads=64,num_kv_heads=8,page_size=16,device_name=NVIDIA_H100,dtype=bfloat16,"
@@ -63,15 +62,15 @@ def test_whole_numbers_lead_to_the_best_config_of_a_bucket(tmp_path: Path, confi
     assert [other["batch"] for other in level["others"]] == [LIKE_IT]
 
 
-def test_the_same_texts_in_any_order(tmp_path: Path, configs: list[BestConfig]):
+def test_the_texts_do_not_depend_on_the_order_of_the_configs(tmp_path: Path, configs: list[BestConfig]):
     write_folder(configs, tmp_path / "a")
-    for order in itertools.permutations(configs):
+    for order in (configs[::-1], configs[2:] + configs[:2]):
         write_folder(order, tmp_path / "b")
         for file in (tmp_path / "a").iterdir():
             assert (tmp_path / "b" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_a_file_called_by_another_gpu_is_refused(tmp_path: Path, configs: list[BestConfig]):
+def test_a_file_named_after_another_gpu_is_refused(tmp_path: Path, configs: list[BestConfig]):
     write_folder(configs[:1], tmp_path)
     (tmp_path / NAME).rename(tmp_path / NAME.replace("H200", "H100"))
     with pytest.raises(StoreError, match=r"NVIDIA_H100.* holds a config that belongs into .*NVIDIA_H200"):
@@ -96,7 +95,7 @@ def test_a_folder_without_configs_is_refused(tmp_path: Path):
     (lambda d: d["64"].update({"64": {"2097152": {"1": {"512": {"16384": {"1": {}}}}}}}), "measured_with"),
     (lambda d: d["measured_with"].clear(), "names entry 0 of 'measured_with', which has 0"),
 ])
-def test_what_no_export_has_written_is_refused(tmp_path: Path, make_config: Make, change: Callable[[Any], object],
+def test_a_document_that_no_export_wrote_is_refused(tmp_path: Path, make_config: Make, change: Callable[[Any], object],
                                                reason: str):
     write_folder([make_config(HYBRID)], tmp_path)
     document = json.loads((tmp_path / NAME).read_text())

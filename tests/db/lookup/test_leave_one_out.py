@@ -30,7 +30,7 @@ def test_each_shape_is_left_out_in_turn(make_config: Make):
         (H200, "bucket", 0.0, 2, pytest.approx(0.075)), (H200, "neighbour", 1.0, 1, pytest.approx(1.0))]
 
 
-def test_what_was_never_timed_has_no_loss(make_config: Make):
+def test_a_variant_that_was_never_timed_has_no_loss(make_config: Make):
     alone = make_config()
     (found,) = leave_one_out([alone], lambda config: {config.variant: 1.0})
     assert (found.answer.source, found.served_ms, found.loss) == ("heuristic", None, None)
@@ -38,7 +38,7 @@ def test_what_was_never_timed_has_no_loss(make_config: Make):
     assert leave_one_out([alone], lambda config: {}) == []
 
 
-def test_a_loss_of_the_heuristic_is_kept_by_how_far_all_that_is_tuned_is(make_config: Make):
+def test_a_heuristic_loss_is_pooled_by_the_distance_of_the_nearest_tuned_bucket(make_config: Make):
     near, far = make_config("64x1@32768"), make_config("4x1@4096")
     heuristic = heuristic_variant(near.shape.spec, near.shape.bucket, 16, near.gpu)
     found = leave_one_out([near, far], lambda config: {heuristic: 1.5, config.variant: 1.0})
@@ -47,7 +47,7 @@ def test_a_loss_of_the_heuristic_is_kept_by_how_far_all_that_is_tuned_is(make_co
     assert [astuple(loss) for loss in pooled(found)] == [(H200, "heuristic", 16.0, 2, pytest.approx(0.5))]
 
 
-def test_layers_pages_and_gpus_are_left_out_apart(make_config: Make):
+def test_layers_page_sizes_and_gpus_are_left_out_separately(make_config: Make):
     config = make_config()
     others = [replace(config, gpu=replace(config.gpu, name="NVIDIA H100")),
               replace(config, variant=replace(config.variant, page_size=32)),
@@ -56,7 +56,7 @@ def test_layers_pages_and_gpus_are_left_out_apart(make_config: Make):
     assert {each.answer.source for each in found} == {"heuristic"}
 
 
-def test_losses_are_measured_from_the_trials_of_a_store(store: Store, make_config: Make,
+def test_losses_are_measured_from_stored_trials(store: Store, make_config: Make,
                                                         make_trial: Callable[..., TrialRecord]):
     fast = make_config().variant
     other = fast.replace(waves=4)

@@ -26,7 +26,7 @@ def timed(config: BestConfig, ms: float) -> BestConfig:
     return replace(config, timing=replace(config.timing, samples_ms=(ms,)))
 
 
-def test_of_one_question_the_better_is_kept_whatever_the_order(config: BestConfig):
+def test_the_better_config_of_a_question_is_kept_in_any_order(config: BestConfig):
     outdated = replace(config.environment, kernel_hash="0123456789abcdef")
     ranked = [
         timed(config, 3.0),
@@ -38,13 +38,13 @@ def test_of_one_question_the_better_is_kept_whatever_the_order(config: BestConfi
         assert merged([better], [worse]) == merged([worse], [better]) == merged([worse, better]) == [better]
 
 
-def test_of_two_alike_the_earlier_is_kept(config: BestConfig):
+def test_the_earlier_of_two_equally_good_configs_is_kept(config: BestConfig):
     newer = replace(config, measured_at="2026-12-29T12:00:00+00:00")
     assert merged([newer], [config]) == [newer]
     assert merged([config], [newer]) == [config]
 
 
-def test_other_questions_are_kept_beside_it(config: BestConfig, make_config: Make):
+def test_configs_of_other_questions_are_kept(config: BestConfig, make_config: Make):
     others = [
         make_config("1x513@16384,63x1@32768"),
         replace(config, variant=replace(config.variant, page_size=128)),
@@ -57,20 +57,20 @@ def test_other_questions_are_kept_beside_it(config: BestConfig, make_config: Mak
     assert merged(others, [config]) == [*others, config]
 
 
-def test_another_driver_or_triton_is_no_other_question(config: BestConfig):
+def test_the_driver_and_triton_are_not_part_of_a_question(config: BestConfig):
     other = replace(config, gpu=replace(config.gpu, driver="590"),
                     environment=replace(config.environment, driver="590", triton="3.6.0"))
     assert merged([timed(config, 2.0)], [timed(other, 1.0)]) == [timed(other, 1.0)]
 
 
-def test_what_cannot_run_any_more_is_left_out(config: BestConfig):
+def test_configs_that_cannot_run_any_more_are_dropped(config: BestConfig):
     gone = timed(replace(config, variant=replace(config.variant, template="gone")), 0.01)
     unknown = timed(replace(config, variant=config.variant.replace(colour="red")), 0.01)
     assert merged([gone, config], [unknown]) == [config]
     assert merged([gone]) == []
 
 
-def test_why_one_was_not_kept_is_said(config: BestConfig):
+def test_the_reason_for_dropping_a_config_is_given(config: BestConfig):
     outdated = replace(config.environment, kernel_hash="0123456789abcdef")
     best = timed(config, 3.0)
     cases = [
@@ -87,7 +87,7 @@ def test_why_one_was_not_kept_is_said(config: BestConfig):
     assert merge_configs([best], [best]).choices == []
 
 
-def test_of_many_alike_every_one_that_is_not_kept_is_told_of(config: BestConfig):
+def test_every_dropped_config_of_a_question_is_reported(config: BestConfig):
     three = [timed(config, ms) for ms in (3.0, 1.0, 2.0)]
     merge = merge_configs(three)
     assert merge.configs == [three[1]]
@@ -97,7 +97,7 @@ def test_of_many_alike_every_one_that_is_not_kept_is_told_of(config: BestConfig)
 Make = Callable[..., BestConfig]
 
 
-def test_the_better_comes_first_whatever_the_order(make_config: Make):
+def test_merit_puts_the_better_config_first(make_config: Make):
     def at(ms: float, regime: Regime = Regime("graph"), **changes: object) -> BestConfig:  # noqa: B008
         return make_config(timing=Timing((ms,), regime), **changes)
 
@@ -105,7 +105,7 @@ def test_the_better_comes_first_whatever_the_order(make_config: Make):
     assert sorted(random.Random(0).sample(ranked, len(ranked)), key=merit) == ranked
 
 
-def test_what_takes_as_long_is_told_apart_by_what_it_is(make_config: Make):
+def test_merit_tells_equally_fast_variants_apart(make_config: Make):
     config = make_config()
     other = replace(config, variant=config.variant.replace(waves=4))
     assert merit(config) != merit(other)
