@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...kernel_templates.outcome import BestConfig
 from ...kernel_templates.registry import why_invalid
 from ...kernel_templates.sources import kernel_hash
+from ..losses import Loss
+from ..store import Store
 
 # Parts of a regime, the nearest to serving first.
 _REGIMES = ("graph", "eager", "interpreter", "cold", "warm", "burst", "sustained")
@@ -60,6 +63,28 @@ def merge_configs(*sources: Iterable[BestConfig]) -> Merge:
 def merged(*sources: Iterable[BestConfig]) -> list[BestConfig]:
     """The configs of `merge_configs`."""
     return merge_configs(*sources).configs
+
+
+def import_configs(store: Store, configs: Iterable[BestConfig], losses: Iterable[Loss] = (), *,
+                   keep_better: bool = False) -> Merge:
+    """Store `configs`, and the `losses` of GPUs that `store` has none of.
+
+    A config replaces the stored one of its question, with `keep_better` only a worse one. The result holds the configs
+    that were stored and those that were dropped.
+    """
+    merge = Merge(list(configs), [])
+    if keep_better:
+        held = store.best_configs()
+        known = set(held)
+        merge = merge_configs(held, merge.configs)
+        merge = Merge([config for config in merge.configs if config not in known], merge.choices)
+    store.put_best(*merge.configs)
+    by_gpu: dict[str, list[Loss]] = defaultdict(list)
+    for loss in losses:
+        by_gpu[loss.gpu_name].append(loss)
+    for gpu_name in by_gpu.keys() - {loss.gpu_name for loss in store.losses()}:
+        store.put_losses(gpu_name, by_gpu[gpu_name])
+    return merge
 
 
 def _question(config: BestConfig) -> tuple[object, ...]:

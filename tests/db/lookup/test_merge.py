@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from attention_tuner.db import merged
-from attention_tuner.db.lookup.merge import merge_configs, merit
+from attention_tuner.db import Store, merged
+from attention_tuner.db.lookup.merge import import_configs, merge_configs, merit
+from attention_tuner.db.losses import Loss
 from attention_tuner.kernel_templates.outcome import BestConfig, Regime, Timing
 from attention_tuner.kernel_templates.sources import kernel_hash
 
@@ -95,6 +97,38 @@ def test_every_dropped_config_of_a_question_is_reported(config: BestConfig):
 
 
 Make = Callable[..., BestConfig]
+
+
+def test_an_import_keeps_better_configs_and_stores_new_ones(store: Store, config: BestConfig, make_config: Make):
+    slow, fast, other = timed(config, 2.0), timed(config, 1.0), make_config("64x1@4096")
+    store.put_best(fast, other)
+    lost = [Loss("NVIDIA H200", "bucket", 0.0, 2, 0.01)]
+    merge = import_configs(store, [slow, other, make_config("32x1@4096")], lost, keep_better=True)
+    assert merge.configs == [make_config("32x1@4096")]
+    assert [(choice.kept, choice.dropped) for choice in merge.choices] == [(fast, slow)]
+    assert set(store.best_configs()) == {fast, other, make_config("32x1@4096")}
+    assert store.losses() == lost
+    assert import_configs(store, [slow], [replace(lost[0], loss=0.5)]).configs == [slow]
+    assert slow in store.best_configs()
+    assert store.losses() == lost
+
+
+def test_the_comparisons_of_an_import_grow_like_its_rows(
+    store: Store, make_config: Make, monkeypatch: pytest.MonkeyPatch
+):
+    configs = [make_config(f"{n}x1@4096") for n in range(1, 101)]
+    store.put_best(*configs[:50])
+    counts: Counter[str] = Counter()
+    equal = BestConfig.__eq__
+
+    def count(self: BestConfig, other: object) -> bool:
+        counts["comparisons"] += 1
+        return equal(self, other)
+
+    monkeypatch.setattr(BestConfig, "__eq__", count)
+    merge = import_configs(store, [timed(config, 0.01) for config in configs], keep_better=True)
+    assert len(merge.configs) == 100
+    assert counts["comparisons"] <= 3 * len(configs)
 
 
 def test_merit_puts_the_better_config_first(make_config: Make):
