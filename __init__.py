@@ -1,7 +1,7 @@
 """Tunes the hybrid attention kernel of a serving engine, keeps the best configs, and answers which one to launch.
 
-The names here are the public interface. Each is imported when it is first used, so that `import attention_tuner` loads
-neither torch nor triton, and looking up a config loads neither of them at all.
+The names here are the public interface. Each is imported at its first use: `import attention_tuner` loads neither torch
+nor triton, and looking up a config never does.
 """
 
 from __future__ import annotations
@@ -35,31 +35,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = [
-    "AttentionSpec",
-    "Batch",
-    "BatchBucket",
-    "BestConfig",
-    "ConfigTable",
-    "Executor",
-    "Gpu",
-    "HybridAttention",
-    "Settings",
-    "Shape",
-    "Store",
-    "Task",
-    "Tensors",
-    "TunerError",
-    "Variant",
-    "__version__",
-    "executor_on",
-    "lookup",
-    "make_launcher",
-    "merge",
-    "tune",
-    "unified_attention",
-]
-
+# The module of each public name.
 _HOMES = {
     "AttentionSpec": ".kernel_templates.spec",
     "Batch": ".kernel_templates.batch",
@@ -83,6 +59,8 @@ _HOMES = {
     "tune": ".tuner.tune",
     "unified_attention": ".runtime.unified_attention",
 }
+
+__all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

@@ -1,1 +1,1 @@
-"""What may be tried: the variants of a shape, the layers of known models, and suites of batches."""
+"""Space of a search: the variants of a shape, the layers of known models, and suites of batches."""

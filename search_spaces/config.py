@@ -1,4 +1,4 @@
-"""The fields of a Hugging Face `config.json` or of a preset, under the names that most architectures use."""
+"""Fields of a Hugging Face `config.json` or of a preset, under the names that most architectures use."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from pathlib import Path
 from typing import cast
 
-from ..kernel_templates.errors import ModelError
+from ..kernel_templates.errors import ModelError, SpecError
 from .files import JsonObject, find, read_object, shipped
 
-# Parts of a config that describe the language model, or its attention.
+# Parts of a config that describe the language model or its attention.
 _NESTED = ("text_config", "llm_config", "language_config", "attn_config")
 
-# Older architectures name the same things differently; the first name that is present counts.
+# Other names that older architectures have for a field; the first name with a value counts.
 _ALIASES = {
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
     "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "kv_n_heads"),
@@ -23,7 +23,7 @@ _ALIASES = {
     "sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern"),
 }
 
-# What the classes of transformers take where a config says nothing, as some do: Gemma 3's smaller models name no heads.
+# Defaults of the classes in transformers, for fields that a config omits: Gemma 3's smaller models name no heads.
 _DEFAULTS: dict[str, JsonObject] = {
     "bloom": {"alibi": True},
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4},
@@ -40,45 +40,50 @@ _DEFAULTS: dict[str, JsonObject] = {
 }
 
 
+# Dtype of a KV cache by the name of its quantization.
+_QUANTIZED_DTYPES = {"FP8": "float8_e4m3fn"}
+
+
 def preset_names() -> tuple[str, ...]:
-    """The models that are known by name, sorted."""
+    """Names of the shipped models, sorted."""
     return tuple(shipped("presets"))
 
 
 def load_config(name_or_path: str) -> JsonObject:
-    """The fields of a model's config, those of the nested part that describes its attention laid over its own.
+    """Read the config of a preset, of a `config.json` or of the folder of one.
 
-    Below them lie the defaults of its architecture, and what an `hf_quant_config.json` beside it says. Raises
-    `ModelError` when there is no such preset or file, or when it holds no JSON object.
+    Fields of nested parts that describe the attention replace those of the config; the defaults of the architecture
+    and an `hf_quant_config.json` in the same folder fill in fields that are missing. Raises `ModelError` when there is
+    no such preset or file, or when the file holds no JSON object.
     """
     folder = Path(name_or_path).expanduser()
     if name_or_path not in preset_names() and folder.is_dir():
         name_or_path = str(folder / "config.json")
     path = find(name_or_path, "presets", "model")
     config = read_object(path)
-    # Where ModelOpt says what a checkpoint was quantized to, and older releases of it nowhere else.
+    # Older releases of ModelOpt describe the quantization only in a file of its own.
     beside = path.with_name("hf_quant_config.json")
     if not config.get("quantization_config") and beside.is_file():
         config["quantization_config"] = read_object(beside)
     for part in _NESTED:
         if isinstance(inner := config.get(part), dict):
             fields = cast(JsonObject, inner)
-            # An attn_config may repeat all that any config can hold, empty.
+            # An attn_config may repeat every field that a config can have, without a value.
             kept = {name: value for name, value in fields.items() if part != "attn_config" or value not in (None, "")}
             config = config | kept
     architecture = str(config.get("model_type"))
-    # A text_config need not repeat its type.
+    # A nested text_config may omit its own type.
     defaults = _DEFAULTS.get(architecture, _DEFAULTS.get(f"{architecture}_text", {}))
     return {field: value for field, value in defaults.items() if not config.keys() & set(_names(field))} | config
 
 
 def present(config: JsonObject, field: str) -> bool:
-    """Whether the config has the field under any of its names."""
+    """True if the config has a value for the field under any of its names."""
     return _value(config, field) is not None
 
 
 def integer(config: JsonObject, field: str, default: int | None = None, minimum: int = 1) -> int:
-    """An integer of the config under any of the field's names. Raises `ModelError` when there is none."""
+    """Read an integer under any of the field's names. Raises `ModelError` when there is none."""
     value = _value(config, field)
     if value is None:
         value = default
@@ -90,7 +95,7 @@ def integer(config: JsonObject, field: str, default: int | None = None, minimum:
 
 
 def number(config: JsonObject, field: str) -> float | None:
-    """A positive number of the config, or None when it has none. Raises `ModelError` for anything else."""
+    """Read a positive number, None where the field is missing. Raises `ModelError` for anything else."""
     value = config.get(field)
     if value is None:
         return None
@@ -100,11 +105,34 @@ def number(config: JsonObject, field: str) -> float | None:
 
 
 def items(config: JsonObject, field: str) -> list[object]:
-    """A list of the config, empty when it has none. Raises `ModelError` for anything else."""
+    """Read a list, empty where the field is missing. Raises `ModelError` for anything else."""
     value: object = config.get(field) or []
     if not isinstance(value, list):
         raise ModelError(f"the {field} in its config must be a list, not {value!r}")
     return cast(list[object], value)
+
+
+def cache_dtype(config: JsonObject) -> str:
+    """Dtype that a checkpoint is quantized to store its KV cache in, "auto" where its config names none.
+
+    Compressed-tensors has a `kv_cache_scheme`, ModelOpt a `kv_cache_quant_algo` or the same scheme. Raises `SpecError`
+    for a cache in anything but fp8.
+    """
+    quantization = _section(config, "quantization_config")
+    # ModelOpt may nest it one level deeper, as in its own file.
+    quantization = quantization | _section(quantization, "quantization")
+    algorithm = quantization.get("kv_cache_quant_algo")
+    scheme = _section(quantization, "kv_cache_scheme")
+    if not algorithm and scheme:
+        bits, kind = scheme.get("num_bits"), scheme.get("type")
+        algorithm = "FP8" if (bits, kind) == (8, "float") else f"{bits} bits of type {kind}"
+    if not algorithm:
+        return "auto"
+    dtype = _QUANTIZED_DTYPES.get(str(algorithm).upper())
+    if dtype is None:
+        raise SpecError(f"not supported: a KV cache in {algorithm} (by the quantization_config in its config, which "
+                        "another dtype for the cache replaces)")
+    return dtype
 
 
 def _value(config: JsonObject, field: str) -> object:
@@ -113,3 +141,8 @@ def _value(config: JsonObject, field: str) -> object:
 
 def _names(field: str) -> tuple[str, ...]:
     return _ALIASES.get(field, (field,))
+
+
+def _section(config: JsonObject, name: str) -> JsonObject:
+    section = config.get(name)
+    return cast(JsonObject, section) if isinstance(section, dict) else {}

@@ -1,4 +1,4 @@
-"""Reading the JSON files of presets and suites, shipped or the user's own."""
+"""JSON files of presets, suites and recordings: shipped ones by name, the user's own by path."""
 
 from __future__ import annotations
 
@@ -13,22 +13,17 @@ JsonObject = dict[str, Any]
 
 
 def shipped(folder: str, suffixes: tuple[str, ...] = (".json",)) -> dict[str, Path]:
-    """The files that ship in `folder` of this package by name without their suffix, one of `suffixes`; sorted."""
+    """List the files shipped in `folder` by name without their suffix, which is one of `suffixes`; sorted."""
     paths = [path for path in (Path(__file__).parent / folder).glob("*") if path.name.endswith(suffixes)]
     names = {path.name.removesuffix(next(s for s in suffixes if path.name.endswith(s))): path for path in paths}
     return dict(sorted(names.items()))
 
 
-def find(name_or_path: str, folder: str, noun: str) -> Path:
-    """The shipped file of that name in `folder`, or else the file at that path.
+def find(name_or_path: str, folder: str, noun: str, suffixes: tuple[str, ...] = (".json",)) -> Path:
+    """Find the file of that name shipped in `folder`, or else the file at that path.
 
-    Raises `ModelError` when there is neither, listing the names and the closest one.
+    Raises `ModelError` when there is neither, listing the known names and the closest one.
     """
-    return find_by_suffix(name_or_path, folder, noun, (".json",))
-
-
-def find_by_suffix(name_or_path: str, folder: str, noun: str, suffixes: tuple[str, ...]) -> Path:
-    """As `find`, among shipped files whose names end in one of `suffixes`."""
     known = shipped(folder, suffixes)
     path = known.get(name_or_path) or Path(name_or_path).expanduser()
     if path.is_file():
@@ -39,7 +34,7 @@ def find_by_suffix(name_or_path: str, folder: str, noun: str, suffixes: tuple[st
 
 
 def read_object(path: Path) -> JsonObject:
-    """The JSON object in the file at `path`. Raises `ModelError`, naming the file, when it holds none."""
+    """Read the JSON object in the file at `path`. Raises `ModelError`, naming the file, when it holds none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""Which attention layers a model has: from a preset, or from any Hugging Face `config.json`.
+"""Attention layers of a model, read from a preset or from any Hugging Face `config.json`.
 
-Presets hold the same field names as a `config.json`, so that one reader serves both.
+Presets have the fields of a `config.json`, so that one reader serves both.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from typing import cast
 
 from ..kernel_templates.errors import InputError, ModelError, SpecError
 from ..kernel_templates.spec import AttentionSpec
-from .config import integer, items, load_config, number, present
+from .config import cache_dtype, integer, items, load_config, number, present
 from .files import JsonObject
-from .quantization import cache_dtype
 
-# The kinds of layers, by the names that a config's layer_types has for them.
+# Kinds of layers, as a config's layer_types names them.
 FULL, SLIDING = "full_attention", "sliding_attention"
 _KIND_NAMES = {FULL: FULL, SLIDING: SLIDING, "attention": FULL}
 
-# Layers that keep a state of fixed size instead of a paged KV cache: other kernels run them.
+# Layers that keep a state of fixed size instead of a KV cache: other kernels run them.
 _STATE_LAYERS = ("linear_attention", "mamba", "conv", "recurrent")
 
-# Fields that hold for the layers of one kind only.
+# Fields that apply to layers of one kind only, by the general field that they replace.
 _OF_A_KIND = {
     FULL: {
         "num_key_value_heads": "num_global_key_value_heads",
@@ -39,6 +38,7 @@ _OF_A_KIND = {
     },
 }
 
+# Fields that, when set, ask for a kind of attention that the kernels do not have.
 _OTHER_KINDS = {
     "kv_lora_rank": "absorbed multi-head latent attention, whose cache holds one latent vector a token; without this "
                     "field its layers are read as plain attention",
@@ -63,20 +63,20 @@ _OTHER_KINDS = {
 def model_specs(
     name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None, q_dtype: str | None = None
 ) -> tuple[AttentionSpec, ...]:
-    """The distinct attention layers of a model, as `model_layers` gives them by kind, and raising as it does."""
+    """List the distinct attention layers of a model; arguments and errors as in `model_layers`."""
     return tuple(model_layers(name_or_path, tp, dtype, kv_dtype, q_dtype).values())
 
 
 def model_layers(
     name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None, q_dtype: str | None = None
 ) -> dict[str, AttentionSpec]:
-    """The attention layers of a model on each of `tp` GPUs, by kind, in the order in which the kinds first occur.
+    """List the attention layers of a model on each of `tp` GPUs by kind, in the order of the model's layers.
 
     A kind is "full_attention" or "sliding_attention". `name_or_path` is a preset, a `config.json` or the folder of
-    one; `dtype` replaces the model's own and `q_dtype` is what queries are in, if another. `kv_dtype` is what the cache
-    holds, "auto" for the model's dtype; left out, it is what the checkpoint was quantized for. Raises `ModelError` for
-    a model that is unknown, lacks a field or has no attention layer, and `SpecError` for one that needs a feature that
-    is not supported or whose heads cannot be divided among `tp` GPUs; both name the model.
+    one. `dtype` replaces the model's own, and `q_dtype` is the dtype of queries where it is another. `kv_dtype` is that
+    of the KV cache, "auto" for the model's; left out, it is the one that the checkpoint is quantized for. Raises
+    `ModelError` for a model that is unknown, lacks a field or has no attention layer, and `SpecError` for one that
+    needs an unsupported feature or whose heads cannot be divided among `tp` GPUs; both name the model.
     """
     config = load_config(name_or_path)
     try:
@@ -90,38 +90,38 @@ def model_layers(
 
 
 def layer_counts(name_or_path: str) -> dict[str, int]:
-    """How many attention layers of each kind a model has. Raises `ModelError` as `model_layers` does.
+    """Count the attention layers of a model by kind. Raises `ModelError` as `model_layers` does.
 
-    A config that says neither which layers there are nor how many counts as one of each kind.
+    A config that gives neither a list nor a number of layers counts as one layer of each kind.
     """
     config = load_config(name_or_path)
     counts = Counter(_layer_kinds(config))
     if counts.total() == 1:
-        # All layers are alike, and are not listed.
+        # The config lists no layers, because all are alike.
         return {kind: integer(config, "num_hidden_layers", default=1) for kind in counts}
     return dict(counts)
 
 
 def kind_of(spec: AttentionSpec) -> str:
-    """The kind of a layer: "full_attention", or "sliding_attention" when it has a sliding window."""
+    """Kind of a layer: "full_attention", or "sliding_attention" when it has a sliding window."""
     return FULL if spec.sliding_window is None else SLIDING
 
 
 def _refuse_other_kinds(config: JsonObject) -> None:
-    """Raises `SpecError` for what is not causal softmax attention over the keys and values of all tokens."""
+    """Raise `SpecError` for anything but causal softmax attention over the keys and values of all tokens."""
     for field, feature in _OTHER_KINDS.items():
-        # Between the tokens of an image only: "vision".
+        # "vision": bidirectional only between the tokens of an image.
         if (value := config.get(field)) and value != "vision":
             raise SpecError(f"not supported: {feature} ({field} is set in its config)")
     if str(config.get("position_embedding_type")).startswith("relative"):
         raise SpecError("not supported: relative position biases (by the position_embedding_type in its config)")
-    # Beside a list of its layers' kinds the size says nothing: MiMo's is set, and its layers slide.
+    # A list of the layers' kinds overrides the chunk size: MiMo sets one, and its layers have sliding windows.
     if config.get("attention_chunk_size") and not (config.get("layer_types") or config.get("hybrid_layer_pattern")):
         raise SpecError("not supported: chunked attention (attention_chunk_size is set in its config)")
 
 
 def _layer_kinds(config: JsonObject) -> Iterator[str]:
-    """The kind of each attention layer: as its config lists them, or by its architecture's rule."""
+    """List the kind of each attention layer: from the config's own list, or by the architecture's rule."""
     kinds = items(config, "layer_types")
     for kind in kinds:
         if kind not in (*_KIND_NAMES, *_STATE_LAYERS):
@@ -134,26 +134,26 @@ def _layer_kinds(config: JsonObject) -> Iterator[str]:
 
 
 def _sliding_by_rule(config: JsonObject) -> Iterable[bool]:
-    """Whether each layer has a sliding window when its config does not list them."""
+    """True for each layer with a sliding window, by the architecture's rule; one layer if all are alike."""
     is_qwen = str(config.get("model_type")).startswith("qwen")
     if not (config.get("use_sliding_window", not is_qwen) and present(config, "sliding_window")):
         return [False]
     layers = integer(config, "num_hidden_layers")
     if isinstance(pattern := config.get("sliding_window_pattern"), str):
-        # EXAONE's rule: local and global layers in this order, over and over, and the last is global.
+        # EXAONE's rule: the pattern of local and global layers repeats, and the last layer is global.
         return [pattern[layer % len(pattern)] == "L" and layer < layers - 1 for layer in range(layers)]
     if every := integer(config, "sliding_window_pattern", default=0, minimum=0):
         return [bool((layer + 1) % every) for layer in range(layers)]
-    # Qwen's rule: so many layers at the beginning have full attention.
+    # Qwen's rule: the first layers have full attention, as many as max_window_layers.
     full_first = integer(config, "max_window_layers", default=28 if is_qwen else 0, minimum=0)
     return [layer >= full_first for layer in range(layers)]
 
 
 def _of_kind(config: JsonObject, kind: str) -> JsonObject:
-    """The config with what holds for the layers of one kind only in the place of what holds for all."""
+    """Replace general fields of the config by those of one kind of layers."""
     names = dict(_OF_A_KIND[kind])
     if kind == FULL and not config.get("attention_k_eq_v", True):
-        # Gemma 4's rule: only full layers whose values are made of their keys have KV heads of their own.
+        # Gemma 4's rule: full layers have their own number of KV heads only where their values are computed from keys.
         del names["num_key_value_heads"]
     own = {field: config[name] for field, name in names.items() if config.get(name) is not None}
     return config | own
@@ -165,7 +165,8 @@ def _spec(
     heads = integer(config, "num_attention_heads")
     kv_heads = integer(config, "num_key_value_heads", default=heads)
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
-        kv_heads = 1  # Falcon's and StarCoder's flag overrides whatever count stands beside it
+        # The flag of Falcon and StarCoder overrides any number of KV heads in the config.
+        kv_heads = 1
     head_dim = _head_dim(config, heads)
     q_per_gpu, kv_per_gpu = _divide(heads, kv_heads, tp)
     return AttentionSpec(
@@ -185,9 +186,9 @@ def _spec(
 
 
 def _head_dim(config: JsonObject, heads: int) -> int:
-    """The size of a query and key; without one in the config, the hidden size is divided among the heads."""
+    """Size of a query and a key; without one in the config, the hidden size is divided among the heads."""
     if present(config, "qk_nope_head_dim"):
-        # DeepSeek's queries and keys have a part without and a part with a position, and head_dim may be one of them.
+        # DeepSeek's queries and keys have a part without and a part with a position; head_dim may be one of the two.
         return integer(config, "qk_nope_head_dim") + integer(config, "qk_rope_head_dim")
     if present(config, "head_dim"):
         return integer(config, "head_dim")
@@ -199,13 +200,13 @@ def _head_dim(config: JsonObject, heads: int) -> int:
 
 def _has_alibi(config: JsonObject) -> bool:
     if config.get("model_type") == "baichuan":
-        # Its 7B has rotary positions, its 13B has ALiBi, and no field says so.
+        # No field tells its 13B, which has ALiBi, from its 7B, which has rotary positions.
         return config.get("hidden_size") == 5120
     return bool(config.get("alibi")) or config.get("position_embedding_type") == "alibi"
 
 
 def _scale(config: JsonObject, head_dim: int) -> float | None:
-    """The softmax scale when it is not 1 / sqrt(head_dim): Gemma's scalar, Granite's or MPT's factor, or DeepSeek's."""
+    """Softmax scale of Gemma, Granite, MPT or DeepSeek; None where it is 1 / sqrt(head_dim)."""
     if (scalar := number(config, "query_pre_attn_scalar")) is not None:
         scale = scalar**-0.5
     else:
@@ -215,9 +216,9 @@ def _scale(config: JsonObject, head_dim: int) -> float | None:
 
 
 def _deepseek_stretch(config: JsonObject) -> float:
-    """What DeepSeek's scores are multiplied by for a longer context (DeepSeek-V2: DeepSeek-AI 2024, section 3.1.4).
+    """Factor of DeepSeek's scores for a longer context (DeepSeek-V2: DeepSeek-AI 2024, section 3.1.4).
 
-    Other architectures with YaRN multiply queries and keys instead, before the kernel sees them.
+    Other architectures with YaRN multiply queries and keys instead, before they reach the kernel.
     """
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     if not (present(config, "qk_nope_head_dim") and isinstance(rope, dict)):
@@ -228,9 +229,9 @@ def _deepseek_stretch(config: JsonObject) -> float:
 
 
 def _divide(heads: int, kv_heads: int, tp: int) -> tuple[int, int]:
-    """Query and KV heads per GPU: `(heads / tp, max(1, kv_heads / tp))`; fewer KV heads than GPUs are replicated.
+    """Divide heads among GPUs: `(heads / tp, max(1, kv_heads / tp))`; fewer KV heads than GPUs are replicated.
 
-    Raises `SpecError`, listing what is possible, when heads would have to be cut.
+    Raises `SpecError`, listing the possible numbers of GPUs, when heads cannot be divided evenly.
     """
     def fits(gpus: int) -> bool:
         return heads % gpus == 0 and (kv_heads % gpus == 0 or gpus % kv_heads == 0)

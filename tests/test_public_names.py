@@ -1,4 +1,4 @@
-"""The public names are exactly these, each is found where it is said to be, and importing the package is cheap."""
+"""Public names: exactly these, each found in its module, and cheap to import."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_public_name_is_found_and_documented(name: str) -> None:
         assert value.__doc__
 
 
-def test_type_checkers_see_the_same_names_in_the_same_places() -> None:
+def test_type_checkers_see_the_same_names_in_the_same_modules() -> None:
     tree = ast.parse(Path(attention_tuner.__file__).read_text(encoding="utf-8"))
     (guarded,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {

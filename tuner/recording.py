@@ -35,7 +35,7 @@ from ..kernel_templates.sources import kernel_hash
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
-from ..search_spaces.files import find_by_suffix
+from ..search_spaces.files import find
 
 FORMAT = "attention-tuner recording"
 VERSION = 1
@@ -131,7 +131,7 @@ class Recording:
 
         Raises `ModelError` if there is none, and `StoreError`, naming the file, if it is no recording.
         """
-        path = find_by_suffix(str(name_or_path), "recordings", "recording", (".json.gz", ".json"))
+        path = find(str(name_or_path), "recordings", "recording", (".json.gz", ".json"))
         try:
             data = path.read_bytes()
             document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
