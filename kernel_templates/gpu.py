@@ -1,4 +1,4 @@
-"""GPUs that variants are made for: present ones, and targets that only the compiler knows."""
+"""The record of a GPU: a present one, the interpreter, or a target that only the compiler knows."""
 
 from __future__ import annotations
 
@@ -13,45 +13,46 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU model, or Triton's interpreter standing in for one.
+    """One GPU model, or Triton's interpreter in its place."""
 
-    `shared_memory_bytes` is the most that one program may use. `capability` is (0, 0) for the interpreter.
-    """
-
+    # As the driver gives it, such as "NVIDIA H200"; of a target, its architecture, such as "sm_90".
     name: str
+    # Compute capability; (0, 0) for the interpreter.
     capability: tuple[int, int]
     num_sms: int
+    # The most shared memory that one program may use.
     shared_memory_bytes: int
     l2_bytes: int
+    # Version of the driver; "" for a GPU that is not present.
     driver: str = ""
 
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise GpuError("a GPU needs a name")
         if self.num_sms < 1 or self.shared_memory_bytes < 1 or self.l2_bytes < 0:
-            raise GpuError(f"GPU {self.name!r} has an impossible size: {self.num_sms} multiprocessors, "
+            raise GpuError(f"GPU {self.name!r} has an impossible size: {self.num_sms} SMs, "
                            f"{self.shared_memory_bytes} bytes of shared memory, {self.l2_bytes} bytes of L2")
 
     @property
     def is_interpreter(self) -> bool:
-        """Whether this is Triton's interpreter on a CPU."""
+        """True for Triton's interpreter, which runs on a CPU."""
         return self.capability == (0, 0)
 
     @property
     def arch(self) -> int:
-        """The compute capability as Triton's targets write it: 90 for (9, 0)."""
+        """The compute capability as one number, as in Triton's targets: 90 for (9, 0)."""
         return self.capability[0] * 10 + self.capability[1]
 
     @property
     def slug(self) -> str:
-        """The name as it appears in file names: white space and slashes become underscores."""
+        """The name for use in file names: white space and slashes become underscores."""
         return re.sub(r"[\s/]+", "_", self.name)
 
 
 INTERPRETER = Gpu("Triton interpreter", (0, 0), num_sms=4, shared_memory_bytes=227 * KIB, l2_bytes=0)
 
 # Architectures that a variant can be compiled for without the GPU. Shared memory per program: CUDA C++ Programming
-# Guide, table "Technical Specifications per Compute Capability"; the rest is that of the first card sold with it.
+# Guide, table "Technical Specifications per Compute Capability"; the other sizes are those of the first GPU sold.
 TARGETS = {
     gpu.name: gpu
     for gpu in (
@@ -67,5 +68,5 @@ TARGETS = {
 def target(name: str) -> Gpu:
     """The compile-only target called `name`, such as `sm_90`. Raises `GpuError` for any other name."""
     if name not in TARGETS:
-        raise GpuError(f"unknown GPU {name!r}; without that GPU present, one of {', '.join(TARGETS)} can be named")
+        raise GpuError(f"unknown GPU {name!r}; expected a GPU of this computer or one of {', '.join(TARGETS)}")
     return TARGETS[name]

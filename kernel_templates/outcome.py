@@ -1,4 +1,4 @@
-"""What came of trying a variant, and what is kept of it."""
+"""The records of a trial: its timing, its check and its outcome, and those of a best config and a full check."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from .variant import Variant
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """How a time was taken: `capture` "graph", "eager" or "interpreter"; `l2` "cold" or "warm"; `load` "burst" or
-    "sustained". Times of different regimes are not comparable."""
+    """The conditions of a timing. Times of different regimes are not comparable."""
 
+    # "graph" (a captured CUDA graph), "eager" or "interpreter".
     capture: str
+    # "cold" or "warm", before each launch.
     l2: str = "cold"
+    # "burst" or "sustained".
     load: str = "burst"
 
     def __post_init__(self) -> None:
@@ -35,7 +37,7 @@ class Regime:
 
     @classmethod
     def parse(cls, text: str) -> Regime:
-        """Read what `str` wrote. Raises `TunerError` for anything else."""
+        """The regime with this text. Raises `TunerError` when the text is none that `str` writes."""
         if text.count("-") != 2:
             raise TunerError(f"{text!r} does not name a regime")
         return cls(*text.split("-"))
@@ -46,10 +48,12 @@ GRAPH = Regime("graph")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Raw samples in milliseconds, all of one regime; `plan_ms` is what planning the launch took on the host."""
+    """The raw samples of one regime."""
 
+    # One time for each sample, in milliseconds.
     samples_ms: tuple[float, ...]
     regime: Regime
+    # Time on the host to plan the launch.
     plan_ms: float = 0.0
 
     def __post_init__(self) -> None:
@@ -74,71 +78,74 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How far a variant's output was from the reference.
+    """The distance of a variant's output from the reference."""
 
-    `worst_ratio` is the largest error over what its row tolerates, NaN when the output held one; `level` is "quick" or
-    "full". `detail` says where the worst row is.
-    """
-
+    # The largest error of a row divided by the row's tolerance; NaN when the output has one.
     worst_ratio: float
+    # "quick" or "full".
     level: str = "quick"
+    # Where the worst row is.
     detail: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether every row is within its tolerance; NaN is not."""
+        """True if every row is within its tolerance; a NaN is not."""
         return self.worst_ratio <= 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StaticFacts:
-    """What the compiler said of a variant's largest kernel: per program, and `stack_bytes` per thread.
+    """The compiler's figures for a variant's largest kernel."""
 
-    `registers` and `stack_bytes` are None where no tool could read them; nothing is decided by them.
-    """
-
+    # Shared memory of a program.
     shared_bytes: int
+    # Registers of a thread; None where no tool could read them. No decision depends on them.
     registers: int | None
+    # Stack of a thread; None as for `registers`.
     stack_bytes: int | None
+    # Instruction of the tensor cores, such as "wgmma.mma_async"; "" for none.
     tensor_core: str = ""
+    # Hash of the machine code of all kernels.
     code_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The variant was right and was timed; or `same_as` was, which has the same code and launch: this is its result."""
+    """The variant's output was right, and it was timed."""
 
     variant: Variant
     check: Check
     timing: Timing
+    # The variant with the same code and launch whose result this is; None for an own one.
     same_as: Variant | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The variant ran and its output was wrong."""
+    """The variant's output was wrong."""
 
     variant: Variant
     check: Check
 
     @property
     def reason(self) -> str:
-        """The reason as it is counted."""
+        """The reason under which it is counted."""
         return "wrong result"
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The variant could not be compiled or run; `stage` is "compile", "check" or "time"."""
+    """The variant could not be compiled or run."""
 
     variant: Variant
+    # "compile", "check" or "time".
     stage: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The variant was not tried, for a reason known before."""
+    """The variant was not tried, for a reason known beforehand."""
 
     variant: Variant
     reason: str
@@ -161,7 +168,7 @@ class JobError(TunerError):
 
 
 class Verdict(enum.Enum):
-    """How the best variant stands against the next: clearly faster, tied (the simpler is kept) or undecided."""
+    """The best variant against the next: clearly faster, tied (the simpler is kept) or undecided."""
 
     FAST = "fast"
     TIE = "tie"
@@ -170,9 +177,10 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What must be equal for a time to be reused."""
+    """Code and versions that must be equal for a time to be reused."""
 
     kernel_hash: str
+    # Versions; "" for an unknown one.
     triton: str
     torch: str
     driver: str
@@ -183,15 +191,14 @@ CASE_STATES = ("passed", "failed", "not run")
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What came of one case of the full check: `state` is "passed", "failed" or "not run".
-
-    `worst_ratio` is the case's as in `Check`, None where no finite one was found; `reason` says why a case failed or
-    was not run.
-    """
+    """The result of one case of a full check."""
 
     name: str
+    # One of `CASE_STATES`.
     state: str
+    # As in `Check`; None where no finite one was found.
     worst_ratio: float | None = None
+    # Why the case failed or was not run.
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -201,17 +208,15 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class FullCheck:
-    """The full check of a variant for a layer: it belongs to no shape, but to what compiled and ran the variant.
-
-    `cases` are in the order in which they were run; `checked_at` is ISO 8601 in UTC. Raises `TunerError` where no case
-    was run.
-    """
+    """The full check of a variant for a layer, of whatever shape. Raises `TunerError` where no case was run."""
 
     spec: AttentionSpec
     variant: Variant
     gpu_name: str
     environment: Environment
+    # In the order in which they were run.
     cases: tuple[CaseResult, ...]
+    # ISO 8601, in UTC.
     checked_at: str
 
     def __post_init__(self) -> None:
@@ -225,38 +230,41 @@ class FullCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether every case that was run passed."""
+        """True if every case that was run passed."""
         return self.failure is None
 
     @property
     def unrun(self) -> int:
-        """How many cases were not run: moot for the variant, or for want of memory, a GPU or a tool."""
+        """The number of cases that were not run: moot for the variant, or without the memory, GPU or tool they need."""
         return sum(case.state == "not run" for case in self.cases)
 
     @property
     def worst(self) -> CaseResult | None:
-        """The case with the largest ratio, None where none has one."""
+        """The case with the largest ratio; None where no case has one."""
         with_ratio = [case for case in self.cases if case.worst_ratio is not None]
         return max(with_ratio, key=lambda case: case.worst_ratio or 0.0, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class BestConfig:
-    """The best variant found for a shape, a page size and a GPU, with the default's time in the same race.
+    """The best variant found for a shape, a page size and a GPU.
 
-    `batch` is the one it was tuned on, as text; `full_check` is false while only the quick check has passed;
-    `measured_at` is ISO 8601 in UTC. Raises `TunerError` when the batch cannot be read or is of another bucket.
+    Raises `TunerError` when the batch cannot be read or is of another bucket than the shape.
     """
 
     shape: Shape
     gpu: Gpu
     variant: Variant
     timing: Timing
+    # The default's, in the same race.
     default_timing: Timing
     verdict: Verdict
+    # False while only the quick check has passed.
     full_check: bool
     environment: Environment
+    # The batch that it was tuned on, as text.
     batch: str
+    # ISO 8601, in UTC.
     measured_at: str
 
     def __post_init__(self) -> None:
@@ -266,7 +274,7 @@ class BestConfig:
 
     @property
     def speedup(self) -> float:
-        """The default's median time over this variant's."""
+        """The default's median time divided by this variant's."""
         return self.default_timing.median_ms / self.timing.median_ms
 
 

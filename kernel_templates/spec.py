@@ -1,4 +1,4 @@
-"""The attention layer: everything about it that is fixed when a model is deployed."""
+"""The record of an attention layer: what is fixed when a model is deployed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from .errors import SpecError
 
 DTYPES = ("bfloat16", "float16", "float32")
-# What a KV cache may hold, and queries beside it, where products are in 16 bits.
+# Dtypes of a KV cache, and of queries beside it, that are converted to a 16-bit `dtype` for the products.
 FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 HALF_DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = tuple(range(32, 513, 8))
-# Of softmax scales; models have 1/512 to 1. Beyond, float16 holds no queries that tell keys apart.
+# Softmax scales that are accepted. Models have 1/512 to 1; with others, float16 queries cannot tell keys apart.
 MIN_SCALE, MAX_SCALE = 1e-6, 1e3
-# Of soft caps; models have 20 to 50. The kernels compute tanh as a difference, whose error in float32 grows with the
-# cap: beyond these it shows beside the rounding of the dtype.
+# Soft caps that are accepted. Models have 20 to 50. The kernels compute tanh as a difference, whose error in float32
+# grows with the cap: with a larger cap it exceeds the rounding of the dtype.
 MIN_SOFT_CAP, MAX_SOFT_CAP, MAX_FLOAT32_SOFT_CAP = 1e-3, 1e3, 50.0
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
@@ -30,29 +30,32 @@ class AttentionSpec:
         s = scale * q_i . k_j                 `scale` None means 1 / sqrt(head_dim)
         s = cap * tanh(s / cap)               `logits_soft_cap` (Gemma 2: Riviere et al. 2024, section 2)
         s = s + slope_h * (j - p)             `has_alibi` (Press et al. 2022, equation in section 3)
-        s = -inf unless p - window < j <= p   `sliding_window`: so many keys, the query's own among them
+        s = -inf unless p - window < j <= p   `sliding_window`
 
-    and `has_sinks` adds one more column to the softmax, of value sink_h and without a value row (gpt-oss).
-    `dtype` is that of the output; `q_dtype` and `kv_dtype`, those of queries and cache, are the same where they are
-    "auto". What is in `FP8_DTYPES` is multiplied by a scale per KV head; queries are only beside such a cache.
-    `v_head_dim` None means `head_dim`. What says the same as a default becomes it, so that equal layers are equal.
-    `has_tree_mask`: a sequence's own query tokens see each other by a mask (speculative trees: Miao et al. 2024,
-    SpecInfer), as `launch.Tensors` says. Raises `SpecError` for a layer that cannot exist, and for one that needs what
-    the templates do not have, naming it.
+    A value that says the same as a default becomes it, so that equal layers compare equal. Raises `SpecError` for a
+    layer that cannot exist and, with the feature's name, for one that needs a feature which no template has.
     """
 
     num_q_heads: int
     num_kv_heads: int
+    # Numbers in one query and in one key.
     head_dim: int
+    # Of the output, and of q, K and V where their own dtypes are "auto".
     dtype: str = "bfloat16"
+    # Of K and V. One of `FP8_DTYPES` comes with a scale for each KV head.
     kv_dtype: str = "auto"
+    # Keys that a query sees at most, its own among them.
     sliding_window: int | None = None
     logits_soft_cap: float | None = None
+    # One more column of the softmax for each query head, of score sink_h and without a value (gpt-oss).
     has_sinks: bool = False
     has_alibi: bool = False
     scale: float | None = None
+    # Numbers in one value; None means `head_dim`.
     v_head_dim: int | None = None
+    # A sequence's own query tokens see each other by a mask (speculative trees: Miao et al. 2024, SpecInfer).
     has_tree_mask: bool = False
+    # Of q. One of `FP8_DTYPES` comes with a scale for each KV head, and only beside a cache of those dtypes.
     q_dtype: str = "auto"
 
     def __post_init__(self) -> None:
@@ -97,7 +100,7 @@ class AttentionSpec:
 
     @property
     def value_dim(self) -> int:
-        """Numbers in one value, and in one row of the output."""
+        """Numbers in one value and in one row of the output."""
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     @property
@@ -112,12 +115,12 @@ class AttentionSpec:
 
     @property
     def has_fp8_queries(self) -> bool:
-        """Whether q is in 8 bits, with scales."""
+        """True if q is in 8 bits, with scales."""
         return self.q_dtype in FP8_DTYPES
 
     @property
     def has_fp8_cache(self) -> bool:
-        """Whether K and V are in 8 bits, with scales."""
+        """True if K and V are in 8 bits, with scales."""
         return self.kv_dtype in FP8_DTYPES
 
     @property
@@ -127,12 +130,12 @@ class AttentionSpec:
 
     @property
     def softmax_scale(self) -> float:
-        """What scores are multiplied by before the softmax."""
+        """The factor of the products of queries and keys."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element of the output, and of what products multiply."""
+        """Bytes of one element of the output, and of the operands of products."""
         return _ELEMENT_BYTES[self.dtype]
 
     @property
@@ -146,16 +149,16 @@ class AttentionSpec:
         return _ELEMENT_BYTES[self.cache_dtype]
 
     def key(self) -> str:
-        """A text that names the layer, such as `num_q_heads=32,num_kv_heads=8,head_dim=128,dtype=bfloat16`.
+        """The layer as text, such as `num_q_heads=32,num_kv_heads=8,head_dim=128,dtype=bfloat16`.
 
-        Fields at their default are left out; `parse` reads it back.
+        Fields at their default are left out, but for the dtype. `parse` is the inverse.
         """
         shown = (f for f in fields(self) if f.name == "dtype" or getattr(self, f.name) != f.default)
         return ",".join(f"{field.name}={getattr(self, field.name)}" for field in shown)
 
     @classmethod
     def parse(cls, text: str) -> AttentionSpec:
-        """The layer that `key` named. Raises `SpecError` when the text names none."""
+        """The layer with this `key`. Raises `SpecError` when the text is no key."""
         readers = {f.name: _READERS[str(f.type)] for f in fields(cls)}
         try:
             pairs = [part.split("=", 1) for part in text.split(",")]

@@ -1,4 +1,4 @@
-"""What is tuned."""
+"""The record of one thing to tune."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from .spec import AttentionSpec
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to tune: a batch of a layer whose cache has pages of `page_size` tokens."""
+    """One thing to tune: a batch of a layer."""
 
     spec: AttentionSpec
     batch: Batch
+    # Tokens in a page of the KV cache.
     page_size: int

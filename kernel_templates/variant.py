@@ -1,4 +1,4 @@
-"""One variant of the kernel: a template and a value for each of its dimensions."""
+"""The record of one variant of the kernel: a template and a value for each of its dimensions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ Value = int | str
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A template, the page size it reads, and a value for each of the template's dimensions, sorted by name.
+    """A template, the page size, and a value for each of the template's dimensions.
 
-    Which values are valid is said by `registry.why_invalid`, not here: a stored variant of a template that is not
+    `registry.why_invalid` says which values are valid, not this class: a stored variant of a template that is not
     installed can still be read and shown.
     """
 
+    # The template's name.
     template: str
+    # Tokens in a page of the KV cache that it reads.
     page_size: int
+    # Pairs of a dimension and its value, sorted by dimension.
     values: tuple[tuple[str, Value], ...]
 
     def __post_init__(self) -> None:
@@ -55,21 +58,21 @@ class Variant:
         return self.as_dict().get(name)
 
     def as_dict(self) -> dict[str, Value]:
-        """The values by dimension."""
+        """The values, by dimension."""
         return dict(self.values)
 
     def replace(self, **changes: Value) -> Variant:
-        """This variant with some values changed."""
+        """This variant with some values changed or added."""
         return Variant.of(self.template, self.page_size, self.as_dict() | changes)
 
     def key(self) -> str:
-        """A text that names the variant, such as `unified:page_size=16,block_m=16,...`; `parse` reads it back."""
+        """The variant as text, such as `unified:page_size=16,block_m=16,...`; `parse` is the inverse."""
         pairs = (("page_size", self.page_size), *self.values)
         return f"{self.template}:" + ",".join(f"{name}={value}" for name, value in pairs)
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """The variant that `key` named. Raises `VariantError` when the text names none."""
+        """The variant with this `key`. Raises `VariantError` when the text is no key."""
         try:
             template, _, rest = text.partition(":")
             pairs = [part.split("=", 1) for part in rest.split(",")]
