@@ -8,7 +8,7 @@ from dataclasses import replace
 from attention_tuner.db.lookup.lookup import shipped_configs
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket, Shape
 from attention_tuner.kernel_templates.outcome import BestConfig
-from attention_tuner.kernel_templates.template import leaves_keys_whole
+from attention_tuner.kernel_templates.registry import template_of
 
 LAYERS = 40
 
@@ -23,9 +23,9 @@ def batch(draw: random.Random) -> Batch:
 def configs(count: int, seed: int = 0) -> list[BestConfig]:
     """So many configs of an H200, each for another question, with times and variants of shipped ones."""
     draw = random.Random(seed)
+    shipped = [config for config in shipped_configs() if config.gpu.name == "NVIDIA H200"]
     # A variant that never splits KV does not answer for every bucket.
-    shipped = [config for config in shipped_configs()
-               if config.gpu.name == "NVIDIA H200" and not leaves_keys_whole(config.variant)]  # fmt: skip
+    shipped = [each for each in shipped if not template_of(each.variant).never_splits_kv(each.variant)]
     found: dict[tuple[object, ...], BestConfig] = {}
     while len(found) < count:
         asked = batch(draw)

@@ -62,7 +62,7 @@ class Chain:
     """The fall-backs of a lookup: exact, bucket, neighbour, then the same on each GPU of `like`, then heuristic.
 
     A neighbour answers up to distance `reach` (`BatchBucket.distance`), unless its variant never splits KV
-    (`template.leaves_keys_whole`) or its short sequences have another skew; one of the bucket itself, unless that makes
+    (`Template.never_splits_kv`) or its short sequences have another skew; one of the bucket itself, unless that makes
     it depend on the count of tiles (`heuristic.depends_on_rounds`). Raises `InputError` for a `worst` that is no
     source, a `like` that is no list of names and a `reach` that is no distance.
     """

@@ -10,7 +10,6 @@ from .gpu import Gpu
 from .limits import next_power_of_two, registers_of
 from .registry import template_of, why_invalid
 from .spec import AttentionSpec
-from .template import leaves_keys_whole
 from .variant import Value, Variant
 
 # The numbers of vLLM 0.33's Triton backend (vllm/v1/attention/ops/triton_unified_attention.py and the backend's
@@ -209,7 +208,7 @@ def depends_on_rounds(variant: Variant, spec: AttentionSpec, bucket: BatchBucket
     differ by design, as of chunks with little context, nor where keys are so few that to cut them costs more. Of
     batches with both parts nothing is known.
     """
-    if not leaves_keys_whole(variant):
+    if not template_of(variant).never_splits_kv(variant):
         return False
     if bucket.has_part("long"):
         may_depend = not bucket.has_part("short") and bucket.long_kv > bucket.long_rows

@@ -19,7 +19,6 @@ from ..search_spaces.space import Survey, survey
 
 # Measured with Triton 3.6 to 3.9 on one core of a server: what the interpreter takes for each tile of keys.
 INTERPRETED_TILE_S = 0.005
-SMALLEST_TILE = 16
 # Of a trial, the reference, the check, the time and the race take this many launches.
 LAUNCHES_PER_TRIAL = 4
 # A search that tries fewer variants than the default and another has nothing to choose.
@@ -96,7 +95,8 @@ def total_seconds(forecasts: Sequence[Forecast], processes: int) -> float:
 def interpreted_seconds(task: Task, variant: Variant | None = None) -> float:
     """What one launch of `variant`, or of the default, takes through the interpreter, by its smallest tiles of keys."""
     variant = variant or default_variant(task.spec, task.batch, task.page_size)
-    block_m, block_n = _smallest(variant, "block_m"), _smallest(variant, "block_n")
+    bodies = template_of(variant).traits(variant).bodies
+    block_m, block_n = min(body.block_m for body in bodies), min(body.block_n for body in bodies)
     key_tiles = 0
     # Not by the plan of the launch: one of a batch that is far too large would fill the memory.
     for (query_len, context_len), count in Counter(task.batch.sequences).items():
@@ -105,12 +105,6 @@ def interpreted_seconds(task: Task, variant: Variant | None = None) -> float:
         mean_stop = (first_stop + context_len + query_len) / 2
         key_tiles += count * row_tiles * math.ceil(mean_stop / block_n)
     return INTERPRETED_TILE_S * task.spec.num_kv_heads * key_tiles
-
-
-def _smallest(variant: Variant, name: str) -> int:
-    """The least of the variant's tile sizes called `name`, of whichever body; a template may have none that vary."""
-    sizes = [value for own, value in variant.values if own.endswith(name) and isinstance(value, int)]
-    return min(sizes, default=SMALLEST_TILE)
 
 
 def fewest_seconds(tasks: Sequence[Task], gpu: Gpu, trials: int) -> float:

@@ -17,7 +17,6 @@ from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import BestConfig, Environment
 from ...kernel_templates.registry import template_of, why_invalid
 from ...kernel_templates.spec import AttentionSpec
-from ...kernel_templates.template import leaves_keys_whole
 from ..answer import Answer, Chain, Origin
 from ..losses import Losses
 from ..records import EnvironmentOf, label_of, warn_unusable
@@ -322,7 +321,7 @@ def _serve(candidate: _Candidate, bucket: BatchBucket, gpu: Gpu, distance: float
     """
     config = candidate.config
     variant = template_of(config.variant).settle(config.variant, bucket)
-    if why_invalid(variant, config.shape.spec, gpu) or (distance and leaves_keys_whole(variant)):
+    if why_invalid(variant, config.shape.spec, gpu) or (distance and template_of(variant).never_splits_kv(variant)):
         return None
     return Answer(variant, "neighbour" if distance else "bucket", config, candidate.stale, distance, candidate.origin)
 

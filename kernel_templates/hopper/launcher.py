@@ -17,11 +17,10 @@ from ..launch.plan import most_rounds, whole_rounds
 from ..launch.room import Limit, Room
 from ..launch.tiles import Tiles
 from ..launch.work_list import KernelConstants
-from ..limits import Body
 from ..triton_family.arithmetic import LOG2_E
 from ..triton_family.launchers import BalancedLauncher
 from .kernel import gluon_attention_kernel
-from .template import LONG_ROWS, SHORT_ROWS
+from .template import bodies
 
 # With up to this many waves, one item more than the programs that run at once costs a good part of the time.
 FEW_WAVES = 2
@@ -35,10 +34,8 @@ class GluonHopperLauncher(BalancedLauncher):
     def make_constants(self) -> KernelConstants:
         """The bodies. Warps are those of the first consumer; the kernel adds those of its other workers."""
         v = self.variant
-        block_n = v.number("block_n")
         return KernelConstants(
-            Body(LONG_ROWS, block_n),
-            Body(SHORT_ROWS, block_n),
+            *bodies(v),
             num_warps=4,
             num_stages=v.number("num_stages"),
             tma=True,

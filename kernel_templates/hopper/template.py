@@ -6,14 +6,21 @@ Long sequences take tiles of 128 rows, short ones of 64; both read tiles of `blo
 from __future__ import annotations
 
 from ..gpu import Gpu
-from ..limits import SHARED_SOURCES
 from ..spec import AttentionSpec
-from ..template import Constraint, Dimension, Template
-from ..triton_family.templates import LONG_WEIGHT, MERGE_DIMENSIONS, rounds_finely_enough
+from ..template import Body, Constraint, Dimension, Template, Traits
+from ..triton_family.templates import (
+    LONG_WEIGHT,
+    MERGE_DIMENSIONS,
+    departures,
+    has_reduction,
+    rounds_finely_enough,
+)
 from ..variant import Variant
 
 LONG_ROWS = 128
 SHORT_ROWS = 64
+# Two warpgroups compute, and one warp loads.
+NUM_WARPS = 9
 HEAD_DIMS = (64, 128, 256)
 # Barriers, and what the compiler adds for changes of layout.
 SPARE_BYTES = 1024
@@ -35,6 +42,24 @@ def _is_plain(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
     return not has_feature and spec.dtype != "float32" and spec.value_dim == spec.head_dim in HEAD_DIMS
 
 
+def bodies(variant: Variant) -> tuple[Body, ...]:
+    """The bodies for long and for short sequences."""
+    block_n = variant.number("block_n")
+    return Body(LONG_ROWS, block_n), Body(SHORT_ROWS, block_n)
+
+
+def _traits(variant: Variant) -> Traits:
+    return Traits(
+        bodies(variant),
+        NUM_WARPS,
+        has_tma=True,
+        # The two warpgroups have a partial result each for an item of a short sequence, with or without waves.
+        launches=1 + has_reduction(variant),
+        segments=variant.number("waves") + 1,
+        departures=departures(variant),
+    )
+
+
 GLUON_HOPPER = Template(
     name="gluon_hopper",
     launcher=f"{__package__}.launcher:GluonHopperLauncher",
@@ -46,7 +71,7 @@ GLUON_HOPPER = Template(
         Dimension("order", ("items", "heads")),
         # A program for each unit of work, or one for each multiprocessor that computes unit after unit: those that
         # it is dealt, or whichever is next when it is done.
-        Dimension("dispatch", ("grid", "persistent", "dynamic")),
+        Dimension("dispatch", ("grid", "persistent", "dynamic"), same_code=("grid", "persistent")),
         # As those of `fused`.
         Dimension("waves", (0, 1, 2, 4, 8), changes_code=False),
         LONG_WEIGHT,
@@ -64,12 +89,5 @@ GLUON_HOPPER = Template(
     ),
     writes_lse=False,
     is_portable=False,
-    # Two warpgroups compute, each with a result of its own for a short item, and another warp loads.
-    traits=(("kv_load", "tma"), ("num_warps", 9), ("block_m", LONG_ROWS), ("partials_per_item", 2)),
-    sources=(
-        __name__,
-        *(f"{__package__}.{name}" for name in ("compat", "kernel", "merge", "tiles")),
-        rounds_finely_enough.__module__,
-        *SHARED_SOURCES,
-    ),
+    traits=_traits,
 )

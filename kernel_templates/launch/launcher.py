@@ -176,13 +176,10 @@ class Launcher(abc.ABC):
     large enough. All calls of one launcher write the same work list and partial results, so they must be on one stream,
     or ordered by events as if they were; two streams need two launchers. A captured graph reads the same addresses with
     the same grid at each replay: call `reserve` with the largest batch to serve, then `plan`, and capture `run`; after
-    each later `plan` the graph can be replayed. Raises `VariantError` when the variant is not valid here.
+    each later `plan` the graph can be replayed.
     """
 
     def __init__(self, variant: Variant, spec: AttentionSpec, gpu: Gpu, settings: Settings = DEFAULTS) -> None:
-        reason = why_invalid(variant, spec, gpu)
-        if reason:
-            raise VariantError(f"variant {variant.key()!r} cannot run on {gpu.name}: {reason}")
         self.variant = variant
         self.spec = spec
         self.gpu = gpu
@@ -252,6 +249,9 @@ def run_or_compile(
 def make_launcher(variant: Variant, spec: AttentionSpec, gpu: Gpu, settings: Settings = DEFAULTS) -> Launcher:
     """The launcher of `variant`'s template. Raises `VariantError` when the variant is unknown or not valid here."""
     module, _, name = template_of(variant).launcher.partition(":")
+    reason = why_invalid(variant, spec, gpu)
+    if reason:
+        raise VariantError(f"variant {variant.key()!r} cannot run on {gpu.name}: {reason}")
     launcher = getattr(importlib.import_module(module), name)(variant, spec, gpu, settings)
     # Interpreted functions have no keys.
     if not knobs.runtime.interpret:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..batch import SHORT_QUERY
-from ..limits import Body
+from ..template import Body
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..batch import MAX_TOKENS, SHORT_QUERY, TREE_TOKENS, Batch, IntArray, Lengths
 from ..errors import BatchError
-from ..limits import Body
+from ..template import Body
 
 FieldArray = NDArray[np.int32]
 

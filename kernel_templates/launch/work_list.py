@@ -13,8 +13,8 @@ from triton import knobs
 from ..batch import Batch, IntArray, Lengths
 from ..errors import BatchError
 from ..gpu import Gpu
-from ..limits import Body
 from ..spec import AttentionSpec
+from ..template import Body
 from ..variant import Variant
 from .launcher import DEFAULTS, Launcher, Settings, Tensors
 from .memory import Upload, indexed

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from ..gpu import Gpu
-from ..limits import LAYER_CONSTRAINTS, SHARED_SOURCES, Body, fits
+from ..limits import LAYER_CONSTRAINTS, Program, fits
 from ..spec import AttentionSpec
-from ..template import Constraint, Dimension, Template
+from ..template import Body, Constraint, Dimension, Template, Traits
 from ..variant import Variant
 
 _LAUNCHERS = f"{__package__}.launchers"
@@ -35,17 +35,37 @@ def bodies(variant: Variant) -> tuple[Body, ...]:
     return long_body(variant) + short_body(variant)
 
 
+def num_warps(variant: Variant) -> int:
+    """The warps of a program, for long sequences where those for short ones have their own."""
+    return variant.number("num_warps")
+
+
+def decode_num_warps(variant: Variant) -> int:
+    """The warps of a program of the launch for short sequences."""
+    return variant.number("decode_num_warps")
+
+
+def num_stages(variant: Variant) -> int:
+    """The stages that loads are pipelined in."""
+    return variant.number("num_stages")
+
+
+def has_tma(variant: Variant) -> bool:
+    """True if K and V come through TMA."""
+    return variant.text("kv_load") == "tma"
+
+
 def _tiles_within_pages(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
-    return variant.text("kv_load") == "pointer" or all(variant.page_size % b.block_n == 0 for b in bodies(variant))
+    return not has_tma(variant) or all(variant.page_size % b.block_n == 0 for b in bodies(variant))
 
 
-def _has_tma(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
-    return variant.text("kv_load") == "pointer" or gpu.is_interpreter or gpu.capability >= (9, 0)
+def _gpu_has_tma(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    return not has_tma(variant) or gpu.is_interpreter or gpu.capability >= (9, 0)
 
 
 def _has_aligned_rows(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
     rows = (spec.head_dim * spec.kv_element_bytes, spec.value_dim * spec.kv_element_bytes)
-    return variant.text("kv_load") == "pointer" or all(row % 16 == 0 for row in rows)
+    return not has_tma(variant) or all(row % 16 == 0 for row in rows)
 
 
 def _merges_what_it_cuts(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
@@ -60,7 +80,7 @@ def rounds_finely_enough(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> boo
 
 # For templates that can load through TMA.
 TMA_CONSTRAINTS = (
-    Constraint("TMA needs a GPU of capability 9.0 or higher", _has_tma),
+    Constraint("TMA needs a GPU of capability 9.0 or higher", _gpu_has_tma),
     Constraint("TMA needs pages that its key tiles divide", _tiles_within_pages),
     Constraint("TMA needs keys and values of a multiple of 16 bytes", _has_aligned_rows),
 )
@@ -69,6 +89,8 @@ MERGE_CONSTRAINTS = (
     Constraint("without waves there are no partial results", _merges_what_it_cuts),
     Constraint("partial results in bfloat16 are too coarse for another dtype", rounds_finely_enough),
 )
+# For templates whose one launch has both bodies.
+FITS = fits(Program(bodies, num_warps, num_stages, has_tma))
 MERGE_DIMENSIONS = (
     # The order of the items of long and of short sequences.
     Dimension("schedule", ("long_first", "interleaved"), changes_code=False, part="both"),
@@ -79,6 +101,53 @@ MERGE_DIMENSIONS = (
 )
 # The cost of a key in a long tile, relative to one in a short tile.
 LONG_WEIGHT = Dimension("long_weight", (1, 2, 4), changes_code=False, part="both")
+
+
+def has_reduction(variant: Variant) -> bool:
+    """True if a kernel of its own merges the partial results, where there are any."""
+    return variant.text("reduction") == "kernel"
+
+
+def departures(variant: Variant) -> int:
+    """See `Traits.departures`: partial results that are rounded count more than items that are interleaved."""
+    return 2 * (variant.text("partials") != "float32") + (variant.text("schedule") != "long_first")
+
+
+def _unified_traits(variant: Variant) -> Traits:
+    segments = variant.number("num_segments")
+    return Traits(
+        unified_body(variant),
+        num_warps(variant),
+        launches=1 + (segments > 1),
+        segments=segments,
+        fixed_segments=segments,
+    )
+
+
+def _fused_traits(variant: Variant) -> Traits:
+    waves = variant.number("waves")
+    return Traits(
+        bodies(variant),
+        num_warps(variant),
+        has_tma(variant),
+        launches=1 + (waves > 0 and has_reduction(variant)),
+        segments=waves + 1,
+        departures=departures(variant),
+    )
+
+
+def _two_launch_traits(variant: Variant) -> Traits:
+    long, short = (long_body(variant), num_warps(variant)), (short_body(variant), decode_num_warps(variant))
+    waves = variant.number("waves")
+    return Traits(
+        bodies(variant),
+        max(num_warps(variant), decode_num_warps(variant)),
+        has_tma(variant),
+        # For a batch of one part, the values of the other follow it, and there is one launch.
+        launches=1 + (long != short) + (waves > 0),
+        segments=waves + 1,
+    )
+
 
 # One tile shape for all rows and a fixed number of segments for every sequence, like vLLM's Triton backend. With that
 # backend's numbers it is the default that every search must beat.
@@ -92,8 +161,8 @@ UNIFIED = Template(
         Dimension("num_warps", (1, 2, 4, 8), interpreted=False),
         Dimension("num_stages", (1, 2, 3, 4), interpreted=False),
     ),
-    constraints=(*LAYER_CONSTRAINTS, *fits(unified_body)),
-    sources=(__name__, *SHARED_SOURCES),
+    constraints=(*LAYER_CONSTRAINTS, *fits(Program(unified_body, num_warps, num_stages, lambda variant: False))),
+    traits=_unified_traits,
 )
 
 # One launch over a work list, with tiles of different shapes for long and for short sequences. The keys of both are
@@ -115,8 +184,8 @@ FUSED = Template(
         LONG_WEIGHT,
         *MERGE_DIMENSIONS,
     ),
-    constraints=(*LAYER_CONSTRAINTS, *TMA_CONSTRAINTS, *MERGE_CONSTRAINTS, *fits(bodies)),
-    sources=(__name__, *SHARED_SOURCES),
+    constraints=(*LAYER_CONSTRAINTS, *TMA_CONSTRAINTS, *MERGE_CONSTRAINTS, *FITS),
+    traits=_fused_traits,
 )
 
 # The work list of `fused`, taken by a fixed grid of programs. The number of items is read from GPU memory, so that one
@@ -133,13 +202,13 @@ PERSISTENT = Template(
         Dimension("num_stages", (1, 2, 3, 4), interpreted=False, hybrid=(2, 3)),
         Dimension("kv_load", ("pointer", "tma"), interpreted=False),
         Dimension("order", ("items", "heads")),
-        Dimension("programs_per_sm", (1, 2, 3, 4)),
+        Dimension("programs_per_sm", (1, 2, 3, 4), changes_code=False),
         Dimension("waves", (1, 2, 4), changes_code=False),
         LONG_WEIGHT,
         *MERGE_DIMENSIONS,
     ),
-    constraints=(*LAYER_CONSTRAINTS, *TMA_CONSTRAINTS, *MERGE_CONSTRAINTS, *fits(bodies)),
-    sources=(__name__, *SHARED_SOURCES),
+    constraints=(*LAYER_CONSTRAINTS, *TMA_CONSTRAINTS, *MERGE_CONSTRAINTS, *FITS),
+    traits=_fused_traits,
 )
 
 # Long sequences in one launch and short ones in another, each with its own tiles and warps.
@@ -164,9 +233,8 @@ TWO_LAUNCH = Template(
     constraints=(
         *LAYER_CONSTRAINTS,
         *TMA_CONSTRAINTS,
-        *fits(long_body),
-        *fits(short_body, "decode_num_warps"),
+        *fits(Program(long_body, num_warps, num_stages, has_tma)),
+        *fits(Program(short_body, decode_num_warps, num_stages, has_tma)),
     ),
-    sources=(__name__, *SHARED_SOURCES),
-    traits=(("launches", 2),),
+    traits=_two_launch_traits,
 )

@@ -8,9 +8,8 @@ from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.heuristic import candidates, default_variant, depends_on_rounds, heuristic_variant
 from attention_tuner.kernel_templates.limits import registers_of
-from attention_tuner.kernel_templates.registry import why_invalid
+from attention_tuner.kernel_templates.registry import template_of, why_invalid
 from attention_tuner.kernel_templates.spec import HEAD_DIMS, AttentionSpec
-from attention_tuner.kernel_templates.template import leaves_keys_whole
 from attention_tuner.kernel_templates.variant import Variant
 
 SMALL = Gpu("small", (7, 5), 40, 64 * 1024, 0)
@@ -207,7 +206,7 @@ def test_many_sequences_of_few_keys_are_left_whole(batch: str, whole: bool):
     for gpu in ("sm_80", "sm_90"):
         first = candidates(AttentionSpec(8, 1, 128), bucket, 16, TARGETS[gpu])[0]
         assert (first.template == "unified") is whole
-        assert leaves_keys_whole(first) is whole
+        assert template_of(first).never_splits_kv(first) is whole
 
 
 def test_of_eight_times_as_many_tiles_small_programs_come_first():
@@ -231,7 +230,7 @@ def test_of_eight_times_as_many_tiles_small_programs_come_first():
         (1, "1x8192@65536", False),
     ],
 )
-def test_what_leaves_keys_whole_depends_on_the_count_of_tiles(num_segments: int, batch: str, depends: bool):
+def test_a_variant_that_never_splits_kv_may_depend_on_the_count_of_tiles(num_segments: int, batch: str, depends: bool):
     values = {"block_m": 16, "block_n": 32, "num_segments": num_segments, "num_warps": 4, "num_stages": 3}
     variant, bucket = Variant.of("unified", 16, values), BatchBucket.of(Batch.parse(batch))
     assert depends_on_rounds(variant, AttentionSpec(32, 8, 128), bucket, TARGETS["sm_90"]) is depends

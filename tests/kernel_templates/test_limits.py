@@ -1,17 +1,18 @@
 import dataclasses
 
-from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
+import pytest
+
+from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
 from attention_tuner.kernel_templates.limits import (
     LAYER_CONSTRAINTS,
-    Body,
-    fits_float32,
-    fits_registers,
-    fits_shared_memory,
+    Program,
+    fits,
     next_power_of_two,
     registers_of,
     shared_memory_bytes,
 )
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import Body
 from attention_tuner.kernel_templates.variant import Variant
 
 SPEC = AttentionSpec(32, 8, 128)
@@ -19,8 +20,17 @@ WIDE = Body(128, 128)
 KIB = 1024
 
 
-def variant(num_warps: int, num_stages: int) -> Variant:
-    return Variant.of("x", 16, {"num_warps": num_warps, "num_stages": num_stages})
+VARIANT = Variant.of("x", 16, {})
+MEMORY, ACCUMULATOR, OPERANDS = "shared memory", "registers of its warps hold", "registers of its warps"
+
+
+def broken(
+    bodies: tuple[Body, ...], spec: AttentionSpec, gpu: Gpu, num_warps: int, num_stages: int, tma: bool = False
+) -> set[str]:
+    """The last words of the rules that a program with these bodies breaks."""
+    program = Program(lambda _: bodies, lambda _: num_warps, lambda _: num_stages, lambda _: tma)
+    reasons = {rule.reason for rule in fits(program) if not rule.holds(VARIANT, spec, gpu)}
+    return {words for words in (MEMORY, ACCUMULATOR, OPERANDS) if any(reason.endswith(words) for reason in reasons)}
 
 
 def test_shared_memory_grows_with_pipelining_and_with_warpgroup_products():
@@ -39,25 +49,25 @@ def test_keys_in_float32_that_come_through_tma_are_turned_in_a_tile_of_their_own
         by_pointer, by_tma = (shared_memory_bytes(body, spec, sm_90, 4, 2, tma) for tma in (False, True))
         assert by_tma == by_pointer + more
         assert shared_memory_bytes(body, spec, sm_90, 4, 1, True) == shared_memory_bytes(body, spec, sm_90, 4, 1)
-    constraint = fits_shared_memory(lambda _: (Body(32, 16),))
     # 99 and 115 KiB, of 99.
-    for load, holds in (("pointer", True), ("tma", False)):
-        loaded = Variant.of("x", 128, {**variant(8, 3).as_dict(), "kv_load": load})
-        assert constraint.holds(loaded, AttentionSpec(8, 2, 256, "float32"), TARGETS["sm_120"]) == holds
+    spec = AttentionSpec(8, 2, 256, "float32")
+    assert broken((Body(32, 16),), spec, TARGETS["sm_120"], 8, 3) == set()
+    assert broken((Body(32, 16),), spec, TARGETS["sm_120"], 8, 3, tma=True) == {MEMORY}
 
 
 def test_the_largest_body_decides():
-    constraint = fits_shared_memory(lambda _: (Body(16, 16), WIDE))
-    spec = AttentionSpec(32, 8, 256)
-    assert constraint.holds(variant(8, 3), SPEC, TARGETS["sm_90"])
-    assert not constraint.holds(variant(8, 3), spec, TARGETS["sm_90"])
-    assert not constraint.holds(variant(8, 3), spec, TARGETS["sm_89"])
+    bodies, spec = (Body(16, 16), WIDE), AttentionSpec(32, 8, 256)
+    assert broken(bodies, SPEC, TARGETS["sm_90"], 8, 3) == set()
+    assert broken(bodies, spec, TARGETS["sm_90"], 8, 3) == {MEMORY}
+    assert broken(bodies, spec, TARGETS["sm_89"], 8, 3) == {MEMORY}
 
 
 def test_an_accumulator_needs_warps_enough():
-    constraint = fits_registers(lambda _: (WIDE,))
-    assert constraint.holds(variant(2, 3), SPEC, TARGETS["sm_90"])
-    assert not constraint.holds(variant(1, 3), SPEC, TARGETS["sm_90"])
+    assert broken((WIDE,), SPEC, TARGETS["sm_90"], 2, 3) == set()
+    assert broken((WIDE,), SPEC, TARGETS["sm_90"], 1, 3) == {ACCUMULATOR}
+    wide = AttentionSpec(32, 8, 64, v_head_dim=512)
+    assert broken((Body(64, 16),), wide, TARGETS["sm_90"], 2, 1) == {ACCUMULATOR}
+    assert registers_of(4) < 64 * 512 <= registers_of(8)
 
 
 def test_tiles_are_as_wide_as_the_next_power_of_two():
@@ -80,40 +90,35 @@ def test_keys_and_values_count_in_their_own_widths_and_dtypes():
 
 
 def test_float32_needs_warps_for_its_operands():
-    constraint = fits_float32(lambda _: (Body(16, 16),))
-    wide = AttentionSpec(4, 2, 256, "float32")
-    assert not constraint.holds(variant(4, 3), wide, TARGETS["sm_90"])
-    assert constraint.holds(variant(8, 3), wide, TARGETS["sm_90"])
-    assert constraint.holds(variant(4, 3), AttentionSpec(4, 2, 256), TARGETS["sm_90"])
-    assert constraint.holds(variant(4, 3), wide, INTERPRETER)
+    wide, smallest = AttentionSpec(4, 2, 256, "float32"), (Body(16, 16),)
+    assert broken(smallest, wide, TARGETS["sm_90"], 4, 3) == {OPERANDS}
+    assert broken(smallest, wide, TARGETS["sm_90"], 8, 3) == set()
+    assert broken(smallest, AttentionSpec(4, 2, 256), TARGETS["sm_90"], 4, 3) == set()
+    assert broken(smallest, wide, INTERPRETER, 4, 3) == set()
 
 
-def test_the_smallest_tile_in_float32_is_all_that_the_largest_heads_leave():
+@pytest.mark.parametrize(("body", "num_warps", "num_stages", "tma", "fits"), [
+    (Body(16, 16), 8, 1, False, True),
+    (Body(16, 16), 8, 2, False, False),
+    (Body(16, 32), 8, 1, False, False),
+    (Body(16, 16), 4, 1, False, False),
+    (Body(16, 16), 8, 1, True, False),
+])  # fmt: skip
+def test_the_largest_heads_in_float32_fit_the_smallest_tile_only(
+    body: Body, num_warps: int, num_stages: int, tma: bool, fits: bool
+):
     wide = AttentionSpec(4, 2, 512, "float32")
-    for body, num_stages, holds in ((Body(16, 16), 1, True), (Body(16, 16), 2, False), (Body(16, 32), 1, False)):
-        assert fits_float32(lambda _, body=body: (body,)).holds(variant(8, num_stages), wide, TARGETS["sm_90"]) == holds
-    constraint = fits_float32(lambda _: (Body(16, 16),))
-    assert not constraint.holds(variant(4, 1), wide, TARGETS["sm_90"])
-    for load in ("pointer", "tma"):
-        loaded = Variant.of("x", 128, {**variant(8, 1).as_dict(), "kv_load": load})
-        assert constraint.holds(loaded, wide, TARGETS["sm_90"]) == (load == "pointer")
-
-
-def test_accumulators_of_the_largest_heads_need_eight_warps_for_64_rows():
-    spec = AttentionSpec(32, 8, 64, v_head_dim=512)
-    assert not fits_registers(lambda _: (Body(64, 16),)).holds(variant(2, 1), spec, TARGETS["sm_90"])
-    assert registers_of(8) >= 64 * 512
-    assert registers_of(4) < 64 * 512
+    assert (OPERANDS not in broken((body,), wide, TARGETS["sm_90"], num_warps, num_stages, tma)) == fits
 
 
 def test_e4m3_needs_a_gpu_that_has_it():
     (constraint,) = LAYER_CONSTRAINTS
     found = {
-        name: constraint.holds(variant(4, 3), AttentionSpec(4, 2, 64, kv_dtype="float8_e4m3fn"), gpu)
+        name: constraint.holds(VARIANT, AttentionSpec(4, 2, 64, kv_dtype="float8_e4m3fn"), gpu)
         for name, gpu in {**TARGETS, "interpreter": INTERPRETER}.items()
     }
     assert [name for name, holds in found.items() if not holds] == ["sm_80"]
     e5m2 = AttentionSpec(4, 2, 64, kv_dtype="float8_e5m2")
-    assert constraint.holds(variant(4, 3), e5m2, TARGETS["sm_80"])
-    assert constraint.holds(variant(4, 3), dataclasses.replace(e5m2, q_dtype="float8_e5m2"), TARGETS["sm_80"])
-    assert not constraint.holds(variant(4, 3), dataclasses.replace(e5m2, q_dtype="float8_e4m3fn"), TARGETS["sm_80"])
+    assert constraint.holds(VARIANT, e5m2, TARGETS["sm_80"])
+    assert constraint.holds(VARIANT, dataclasses.replace(e5m2, q_dtype="float8_e5m2"), TARGETS["sm_80"])
+    assert not constraint.holds(VARIANT, dataclasses.replace(e5m2, q_dtype="float8_e4m3fn"), TARGETS["sm_80"])

@@ -7,15 +7,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import TunerError, VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
+from attention_tuner.kernel_templates.launch.launcher import Tensors, make_launcher
+from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.registry import template_of, templates, why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.template import Dimension, Template, leaves_keys_whole
+from attention_tuner.kernel_templates.template import Dimension, Template
 from attention_tuner.kernel_templates.triton_family.templates import FUSED, PERSISTENT, TWO_LAUNCH, UNIFIED
 from attention_tuner.kernel_templates.variant import Variant
 
@@ -38,10 +41,32 @@ def test_the_interpreter_runs_variants_that_it_cannot_tell_apart_once():
     assert {(v.number("num_warps"), v.number("num_stages"), v.text("kv_load")) for v in found} == {(1, 1, "pointer")}
 
 
-def test_variants_that_share_code_differ_only_in_the_plan():
-    variant = next(FUSED.variants(HYBRID, GPU, 16))
-    assert FUSED.code_key(variant.replace(waves=8)) == FUSED.code_key(variant.replace(waves=0))
-    assert FUSED.code_key(variant.replace(num_warps=8)) != FUSED.code_key(variant.replace(num_warps=4))
+# Cut into several key ranges, so that every kernel of a template is launched.
+CUT, SMALL = Batch.parse("1x20@300,2x1@300"), AttentionSpec(4, 1, 64)
+
+
+def code_of(variant: Variant, tensors: Tensors) -> list[Any]:
+    """The kernels that `variant` launches for `CUT`, with their compile-time arguments and the dtypes of the others."""
+    launcher, found = make_launcher(variant, SMALL, GPU), list[Any]()
+    launcher.start = lambda kernel, grid, arguments, constants: found.append(
+        (kernel, constants, [getattr(argument, "dtype", None) for argument in arguments])
+    )
+    launcher.plan(CUT, "cpu")
+    launcher.run(tensors)
+    return found
+
+
+@pytest.mark.parametrize("template", templates().values(), ids=list(templates()))
+def test_choices_share_code_exactly_where_the_launches_differ_in_no_constant(template: Template):
+    values = {d.name: d.choices[0] for d in template.dimensions}
+    values |= {"waves": 1} if "waves" in values else {"num_segments": 2}
+    base, tensors = Variant.of(template.name, 128, values), make_tensors(SMALL, CUT, 128, "cpu", seed=0)
+    code = code_of(base, tensors)
+    for dimension, choice in ((d, choice) for d in template.dimensions for choice in d.choices):
+        other = base.replace(**{dimension.name: choice})
+        if why_invalid(other, SMALL, GPU) is None and not template.never_splits_kv(other):
+            is_same = template.code_key(other) == template.code_key(base)
+            assert (code_of(other, tensors) == code) is is_same, f"{dimension.name}={choice}"
 
 
 def test_hybrid_batches_try_fewer_of_the_choices():
@@ -52,6 +77,7 @@ def test_hybrid_batches_try_fewer_of_the_choices():
 @pytest.mark.parametrize("dimension", [
     Dimension("warps", (1, 2), hybrid=(2, 4)),
     Dimension("warps", (1, 2), part="long", counterpart="decode_warps"),
+    Dimension("warps", (1, 2), same_code=(1, 4)),
 ])
 def test_what_a_dimension_can_become_is_among_its_choices(dimension: Dimension):
     with pytest.raises(TunerError, match="dimension 'warps' of template 't' lacks the choice 4, which"):
@@ -96,11 +122,12 @@ def test_an_unknown_template_names_those_installed():
 
 
 TOY = '''
-from attention_tuner.kernel_templates.template import Constraint, Dimension, Template
+from attention_tuner.kernel_templates.template import Body, Constraint, Dimension, Template, Traits
 from attention_tuner.kernel_templates.oracle.reference import paged_attention
 
-TOY = Template("toy", "toy_template:EagerLauncher", (Dimension("speed", (1, 2, 3)),),
-               (Constraint("too fast", lambda variant, spec, gpu: variant.number("speed") < 3),))
+TOY = Template("toy", "toy_template:EagerLauncher", (Dimension("speed", (1, 2, 3), same_code=(1, 2)),),
+               (Constraint("too fast", lambda variant, spec, gpu: variant.number("speed") < 3),),
+               lambda variant: Traits((Body(16, 32),), num_warps=4, segments=variant.number("speed")))
 
 def __getattr__(name):
     from attention_tuner.kernel_templates.launch.launcher import Launcher
@@ -119,16 +146,25 @@ USE_TOY = """
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.launch.launcher import make_launcher
+from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.kernel_templates.sources import kernel_hash
 from attention_tuner.kernel_templates.spec import AttentionSpec
-from attention_tuner.kernel_templates.variant import Variant
+from attention_tuner.kernel_templates.task import Task
 from attention_tuner.search_spaces.space import survey
+from attention_tuner.tuner.costs import interpreted_seconds
 from attention_tuner.tuner.measure.check import Checker
+from attention_tuner.tuner.measure.race import simplicity
 spec, batch = AttentionSpec(4, 2, 64), Batch.parse("1x3@20")
 found = survey(spec, BatchBucket.of(batch), 16, INTERPRETER, ("toy",))
 assert dict(found.rejected) == {"too fast": 1}, found.rejected
 assert [v.number("speed") for v in found.valid] == [1, 2]
 assert kernel_hash("toy") != kernel_hash("fused")
+one, two = found.valid
+toy = template_of(one)
+assert toy.never_splits_kv(one) and not toy.never_splits_kv(two)
+assert simplicity(one) < simplicity(two)
+assert toy.code_key(one) == toy.code_key(two) != toy.code_key(two.replace(speed=3))
+assert interpreted_seconds(Task(spec, batch, 16), one) > 0
 check = Checker(spec, batch, 16, "cpu").check(make_launcher(found.valid[0], spec, INTERPRETER))
 print("toy passed" if check.passed else check.detail)
 """
@@ -183,12 +219,3 @@ def test_two_templates_of_one_name_are_refused(folder: Path):
     install(folder, "plugin", twin, "twin = plugin:TWIN")
     with pytest.raises(TunerError, match="two installed templates are called 'fused'"):
         templates()
-
-
-@pytest.mark.parametrize(
-    ("values", "whole"),
-    [({"waves": 0}, True), ({"waves": 1}, False), ({"num_segments": 1}, True), ({"num_segments": 4}, False),
-     ({}, False)],
-)
-def test_what_never_cuts_keys_leaves_them_whole(values: dict[str, int], whole: bool):
-    assert leaves_keys_whole(Variant.of("any", 16, dict(values))) is whole

@@ -9,10 +9,10 @@ from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.launch.tiles import cut_tiles
-from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
+from attention_tuner.kernel_templates.template import Body
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.costs import (
     COMPILE_S,

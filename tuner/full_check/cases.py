@@ -206,14 +206,14 @@ def _cases_past_32_bits(spec: AttentionSpec, variant: Variant, seed: int) -> lis
     chunk, context, query_len = 2048, 65536, 512
     chunks = _count(spec.num_q_heads * least_dim * chunk)
     contexts = _count(spec.num_kv_heads * least_dim * context)
-    segments = int(variant.as_dict().get("num_segments", 0))
-    tiles = _count(spec.num_q_heads * spec.value_dim * max(segments, 1) * query_len)
+    segments = template_of(variant).traits(variant).fixed_segments
+    tiles = _count(spec.num_q_heads * spec.value_dim * segments * query_len)
     skip = "" if segments > 1 else "its partial results are a few for each multiprocessor, or none"
     cases = [
         Case("offsets past 2^31 in the cache", _decodes([context] * contexts), seed, past="cache"),
         Case("offsets past 2^31 in the queries", Batch(((chunk, 0),) * chunks), seed, past="q"),
         Case("offsets past 2^31 in the partial results",
-             Batch(((query_len, LARGEST_TILE * max(segments, 1)),) * (1 if skip else tiles)), seed, past="partials",
+             Batch(((query_len, LARGEST_TILE * segments),) * (1 if skip else tiles)), seed, past="partials",
              skip=skip),
     ]
     return [_on_gpu(case) for case in cases]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ...kernel_templates.outcome import Timing, Verdict
 from ...kernel_templates.registry import template_of
-from ...kernel_templates.variant import Value, Variant
+from ...kernel_templates.variant import Variant
 
 # Chance that a verdict is wrong anywhere in a race; divided by the number of comparisons (Bonferroni).
 ALPHA = 0.05
@@ -122,34 +122,15 @@ def sound_blocks(sentinels_ms: Sequence[float], throttled: Sequence[bool]) -> tu
     return tuple(not hot and abs(math.log(ms / middle)) <= DRIFT for ms, hot in pairs)
 
 
-def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, tuple[bool, ...], str]:
-    """What is smaller for the simpler of two variants.
+def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, int, str]:
+    """A rank, lower for the simpler of two variants.
 
-    In this order: one launch, fewer segments, pointer loads, fewer warps, smaller tiles, then what the list in `_PLAIN`
-    calls plain; then the key, so that there are no two alike.
+    In this order: fewer launches, fewer segments, loads through pointers, fewer warps, smaller tiles, fewer departures
+    from what is plain; then the key, so that no two variants are alike.
     """
-    values = {**dict(template_of(variant).traits), **variant.as_dict()}
-    numbers = {name: value for name, value in values.items() if isinstance(value, int)}
-    # One segment, or no waves to fill, leaves nothing to merge in a second launch; nor does a tile's last program.
-    segments = max(numbers.get("num_segments", 1), numbers.get("waves", 0) + 1)
-    has_partials = segments > 1 or numbers.get("partials_per_item", 1) > 1
-    merges = has_partials and values.get("reduction", "kernel") == "kernel"
-    launches = 1 + merges + (numbers.get("launches", 1) - 1) * (not _has_one_part(values))
-    tile = sum(numbers.get(f"{part}block_m", 0) * numbers.get(f"{part}block_n", 0) for part in ("", "decode_"))
-    has_pointers = values.get("kv_load", "pointer") == "pointer"
-    warps = max(numbers.get("num_warps", 0), numbers.get("decode_num_warps", 0))
-    fancy = tuple(values.get(name, plain) != plain for name, plain in _PLAIN)
-    return launches, segments, not has_pointers, warps, tile, fancy, variant.key()
-
-
-# What partial results are merged from, and in which order the items come.
-_PLAIN = (("partials", "float32"), ("schedule", "long_first"))
-
-
-def _has_one_part(values: Mapping[str, Value]) -> bool:
-    """Whether each value for short sequences repeats the one for long ones, as where there is only one kind."""
-    names = (name for name in values if name.startswith("decode_"))
-    return all(values[name] == values[name.removeprefix("decode_")] for name in names)
+    traits = template_of(variant).traits(variant)
+    tile = sum(body.block_m * body.block_n for body in traits.bodies)
+    return (traits.launches, traits.segments, traits.has_tma, traits.num_warps, tile, traits.departures, variant.key())
 
 
 def _no_slower(interval: Interval) -> bool:

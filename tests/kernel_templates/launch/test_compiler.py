@@ -14,10 +14,11 @@ from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.heuristic import default_variant, heuristic_variant
 from attention_tuner.kernel_templates.launch import compiler
 from attention_tuner.kernel_templates.launch.compiler import compile_variant
-from attention_tuner.kernel_templates.limits import SCRATCH_BYTES, Body, is_tma, shared_memory_bytes
+from attention_tuner.kernel_templates.limits import SCRATCH_BYTES, shared_memory_bytes
 from attention_tuner.kernel_templates.outcome import StaticFacts
-from attention_tuner.kernel_templates.registry import why_invalid
+from attention_tuner.kernel_templates.registry import template_of, why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import Body
 from attention_tuner.kernel_templates.triton_family.templates import bodies as fused_bodies
 from attention_tuner.kernel_templates.triton_family.templates import unified_body as unified_bodies
 from attention_tuner.kernel_templates.variant import Variant
@@ -177,7 +178,7 @@ def test_the_estimate_is_at_most_a_tile_of_probabilities_too_high(facts: dict[Jo
         stages, values = variant.number("num_stages"), variant.as_dict()
         warps = (variant.number("num_warps"), int(values.get("decode_num_warps", variant.number("num_warps"))))
         most = max(
-            shared_memory_bytes(b, spec, TARGETS[name], n, stages, is_tma(variant))
+            shared_memory_bytes(b, spec, TARGETS[name], n, stages, template_of(variant).traits(variant).has_tma)
             for b, n in zip(bodies(variant), warps, strict=False)
         )
         least = most - probability_bytes(spec, variant) - SCRATCH_BYTES

@@ -21,7 +21,7 @@ from attention_tuner.kernel_templates.launch.plan import (
     work_list,
 )
 from attention_tuner.kernel_templates.launch.tiles import _cut_rows, cut_tiles  # pyright: ignore
-from attention_tuner.kernel_templates.limits import Body
+from attention_tuner.kernel_templates.template import Body
 
 QUERY_LENS = st.integers(1, 40) | st.integers(60, 70)
 BATCHES = st.lists(st.tuples(QUERY_LENS, st.integers(0, 3000)), min_size=1, max_size=12).map(

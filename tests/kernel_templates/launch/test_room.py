@@ -16,7 +16,7 @@ from attention_tuner.kernel_templates.launch.plan import (
 )
 from attention_tuner.kernel_templates.launch.room import Limit, Room
 from attention_tuner.kernel_templates.launch.tiles import cut_tiles
-from attention_tuner.kernel_templates.limits import Body
+from attention_tuner.kernel_templates.template import Body
 
 BATCHES = st.lists(
     st.tuples(st.one_of(st.integers(0, 9), st.integers(1, 300)), st.integers(0, 9000)), min_size=1, max_size=20

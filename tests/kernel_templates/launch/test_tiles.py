@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from attention_tuner.kernel_templates.batch import SHORT_QUERY, Batch, Lengths
 from attention_tuner.kernel_templates.errors import BatchError
 from attention_tuner.kernel_templates.launch.tiles import ceil_div, cut_tiles, repeat
-from attention_tuner.kernel_templates.limits import Body
+from attention_tuner.kernel_templates.template import Body
 
 
 @given(st.lists(st.tuples(st.integers(1, 70), st.integers(0, 999)), min_size=1, max_size=9), st.sampled_from((1, 4, 7)))

@@ -1,9 +1,9 @@
 import pytest
 
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
-from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import Body
 from attention_tuner.kernel_templates.triton_family.templates import FUSED, bodies
 from attention_tuner.kernel_templates.variant import Variant
 

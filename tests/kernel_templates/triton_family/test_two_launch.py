@@ -1,8 +1,8 @@
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import TARGETS
-from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
+from attention_tuner.kernel_templates.template import Body
 from attention_tuner.kernel_templates.triton_family.templates import TWO_LAUNCH, long_body, short_body
 from attention_tuner.kernel_templates.variant import Variant
 

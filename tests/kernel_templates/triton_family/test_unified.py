@@ -1,4 +1,4 @@
-from attention_tuner.kernel_templates.limits import Body
+from attention_tuner.kernel_templates.template import Body
 from attention_tuner.kernel_templates.triton_family.templates import UNIFIED, unified_body
 from attention_tuner.kernel_templates.variant import Variant
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_tuner.kernel_templates.outcome import Regime, Timing, Verdict
+from attention_tuner.kernel_templates.registry import templates
 from attention_tuner.kernel_templates.variant import Value, Variant
 from attention_tuner.tuner.measure.race import (
     DRIFT,
@@ -143,9 +144,14 @@ def test_what_is_chosen_was_never_slower_than_the_default(
     assert compare(times[chosen], times[DEFAULT]).median <= 0
 
 
+def variant(name: str, **changes: Value) -> Variant:
+    """A variant of the template called `name`: the first choices, with `changes`."""
+    return Variant.of(name, 16, {d.name: d.choices[0] for d in templates()[name].dimensions} | changes)
+
+
 def test_simplicity_is_in_the_order_of_the_design() -> None:
-    fused = {"block_m": 64, "block_n": 32, "decode_block_m": 16, "decode_block_n": 32, "num_warps": 4}
-    base = Variant.of("fused", 16, {**fused, "kv_load": "pointer", "waves": 0})
+    sizes = {"block_m": 64, "block_n": 32, "decode_block_m": 16, "decode_block_n": 32, "num_warps": 4}
+    base = variant("fused", **sizes)
     ordered = [
         base,
         base.replace(block_m=128),
@@ -155,25 +161,24 @@ def test_simplicity_is_in_the_order_of_the_design() -> None:
         base.replace(waves=2, block_m=16),
     ]
     assert sorted(ordered, key=simplicity) == ordered
-    split = base.replace(waves=2, schedule="long_first", partials="float32", reduction="kernel")
+    split = base.replace(waves=2)
     alike = [split, split.replace(schedule="interleaved"), split.replace(partials="bfloat16")]
     assert sorted(alike, key=simplicity) == alike
     # The last program of a tile merges: one launch, though there are more segments.
     assert simplicity(split.replace(waves=8, reduction="last_program")) < simplicity(split)
-    two = Variant.of("two_launch", 16, {**fused, "decode_num_warps": 4, "kv_load": "pointer", "waves": 0})
+    two = variant("two_launch", **sizes, decode_num_warps=4)
     assert simplicity(base) < simplicity(two)
-    alone = two.replace(decode_block_m=64, decode_block_n=32)
+    alone = two.replace(decode_block_m=64)
     assert simplicity(alone)[0] == 1
     assert simplicity(SPLIT) > simplicity(DEFAULT)
     assert TIE > 0
     assert num_comparisons(9) == 36
 
 
-def test_what_all_variants_of_a_template_share_counts_although_they_do_not_say_it() -> None:
-    triton = {"block_m": 128, "block_n": 128, "decode_block_m": 16, "decode_block_n": 128, "num_warps": 8}
-    shared: dict[str, Value] = {"num_stages": 2, "schedule": "long_first", "partials": "float32", "waves": 0}
-    fused = Variant.of("fused", 16, {**triton, **shared, "kv_load": "tma", "reduction": "kernel"})
-    hopper = Variant.of("gluon_hopper", 16, {**shared, "block_n": 64, "registers": 240, "dispatch": "grid"})
+def test_variants_of_different_templates_compare_by_traits_that_are_no_dimensions() -> None:
+    tiles = {"block_m": 128, "block_n": 128, "decode_block_m": 16, "decode_block_n": 128, "num_warps": 8}
+    fused, hopper = variant("fused", **tiles, kv_load="tma"), variant("gluon_hopper")
+    # The Hopper kernel merges partial results without waves, too, and has nine warps.
     ordered = [fused.replace(kv_load="pointer"), fused, hopper, hopper.replace(block_n=128), hopper.replace(waves=1)]
     assert sorted(ordered, key=simplicity) == ordered
 
