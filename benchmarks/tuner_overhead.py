@@ -30,7 +30,6 @@ from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.outcome import (
     Check,
-    Failed,
     JobError,
     Outcome,
     Regime,
@@ -46,7 +45,7 @@ from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
 from attention_tuner.tuner.console.output import TuneProgress
 from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
-from attention_tuner.tuner.processes.compile import CompileJob
+from attention_tuner.tuner.processes.compile import Build, CompileJob
 from attention_tuner.tuner.run import Executor
 from attention_tuner.tuner.sampling.study import Study
 from attention_tuner.tuner.settings import Progress, Settings
@@ -105,25 +104,22 @@ class Pool:
     full_seconds = 0.0
 
     def __init__(self) -> None:
-        self._done: list[tuple[CompileJob, StaticFacts | Failed]] = []
+        self._done: list[Build] = []
 
-    def start(self) -> None:
+    def start(self, jobs: int) -> None:
         pass
 
     def submit(self, job: CompileJob) -> None:
         # Each code has its own hash, so that no variant is another's twin.
         code = template_of(job.variant).code_key(job.variant)
-        self._done.append((job, StaticFacts(shared_bytes=1024, registers=64, stack_bytes=0, code_hash=code)))
+        self._done.append(Build(job, StaticFacts(1024, registers=64, stack_bytes=0, code_hash=code), 0.0))
 
-    def results(self, wait_s: float) -> list[tuple[CompileJob, StaticFacts | Failed]]:
+    def results(self, wait_s: float) -> list[Build]:
         done, self._done = self._done, []
         return done
 
-    def seconds_of(self, job: CompileJob) -> float:
-        return 0.0
-
-    def forget(self) -> list[CompileJob]:
-        forgotten, self._done = [job for job, _ in self._done], []
+    def cancel_queued(self) -> list[CompileJob]:
+        forgotten, self._done = [build.job for build in self._done], []
         return forgotten
 
     def close(self) -> None:

@@ -78,11 +78,13 @@ class Executor:
     aside_s: float = 0.0
     recording: Recording | None = None
 
-    def start(self) -> None:
-        """Start all processes, and do not wait until they can work."""
-        for each in (self.worker, self.racer, self.pool):
-            if each is not None:
-                each.start()
+    def start(self, compiles: int) -> None:
+        """Start the processes that measure, and those that so many compiles need, without waiting for them."""
+        self.worker.start()
+        if self.racer is not None:
+            self.racer.start()
+        if self.pool is not None:
+            self.pool.start(compiles)
 
     def close(self) -> None:
         """End all processes."""

@@ -173,7 +173,7 @@ class Search:
             if self.run.builds is None:
                 self._ready.append(variant)
             else:
-                if self.run.builds.order(self.task, variant):
+                if self.run.builds.request(self.task, variant):
                     self._ordered.add(variant)
                 self._waiting.append(variant)
 
@@ -215,7 +215,7 @@ class Search:
                     break
                 self._collect(min(POLL_S, end - self.run.executor.clock()))
         if self.run.builds is not None:
-            self.run.builds.forget()
+            self.run.builds.cancel_queued()
 
     def disqualify(self, failed: Failed) -> None:
         """Store that a variant which was timed has failed since: it counts as that, and is no new trial."""

@@ -18,7 +18,7 @@ from ..kernel_templates.variant import Variant
 from .measure.blocks import expected_s
 from .measure.jobs import MeasureJob, PrepareJob, RaceJob, RaceResult
 from .processes.child import Job
-from .processes.compile import CompileJob
+from .processes.compile import Build, CompileJob
 from .recording import Recorded, Recording
 from .run import Executor
 
@@ -89,7 +89,9 @@ class RecordedWorker:
         self._free_at = end
 
         def answer() -> R:
-            return result if begin + seconds <= deadline else job.settle(JobError("the time was up"), _raise_again)
+            if begin + seconds <= deadline:
+                return result
+            return job.result_after(JobError("the time was up"), _raise_again)
 
         return Awaited(self._clock, end, answer)
 
@@ -157,15 +159,15 @@ class RecordedPool:
         self._begin()
         return sum(max(0.0, min(end, self._clock()) - begin) for begin, end in self._full)
 
-    def start(self) -> None:
+    def start(self, jobs: int) -> None:
         """Do nothing: there is no process."""
 
     def submit(self, job: CompileJob) -> None:
         """Append `job` to the queue."""
         self._queue.append((self._clock(), job))
 
-    def results(self, wait_s: float) -> list[tuple[CompileJob, StaticFacts | Failed]]:
-        """The jobs compiled since the last call, with their results; wait up to `wait_s` seconds for one."""
+    def results(self, wait_s: float) -> list[Build]:
+        """The builds finished since the last call, after waiting up to `wait_s` seconds for one."""
         self._begin()
         first = min((end for end, _ in self._begun), default=self._clock())
         self._clock.wait_until(min(first, self._clock() + max(0.0, wait_s)))
@@ -173,14 +175,9 @@ class RecordedPool:
         now = self._clock()
         done = [job for end, job in self._begun if end <= now]
         self._begun = [(end, job) for end, job in self._begun if end > now]
-        return [(job, self._compiled(job)) for job in done]
+        return [Build(job, self._compiled(job), self._seconds_of(job)) for job in done]
 
-    def seconds_of(self, job: CompileJob) -> float:
-        """The recorded seconds of compiling `job`."""
-        found = self._of(job)
-        return 0.0 if found is None else found.compile_s
-
-    def forget(self) -> list[CompileJob]:
+    def cancel_queued(self) -> list[CompileJob]:
         """Empty the queue, and return the jobs that were in it."""
         self._begin()
         queued, self._queue = [job for _, job in self._queue], deque()
@@ -194,13 +191,17 @@ class RecordedPool:
         while self._queue and max(self._free_at[0], self._queue[0][0]) <= self._clock():
             submitted, job = self._queue.popleft()
             begin = max(heapq.heappop(self._free_at), submitted)
-            heapq.heappush(self._free_at, begin + self.seconds_of(job))
-            self._begun.append((begin + self.seconds_of(job), job))
+            heapq.heappush(self._free_at, begin + self._seconds_of(job))
+            self._begun.append((begin + self._seconds_of(job), job))
             if self._free_at[0] > begin:
                 self._full.append((begin, self._free_at[0]))
 
     def _of(self, job: CompileJob) -> Recorded | None:
         return self._recording.recorded(Task(job.spec, job.batch, job.variant.page_size), job.variant)
+
+    def _seconds_of(self, job: CompileJob) -> float:
+        found = self._of(job)
+        return 0.0 if found is None else found.compile_s
 
     def _compiled(self, job: CompileJob) -> StaticFacts | Failed:
         found = self._of(job)

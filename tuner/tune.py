@@ -62,8 +62,9 @@ class Searches:
         self._tasks = iter(tasks)
         self._run = run
         self._next: Search | None = None
-        if any(self._is_open(task) for task in tasks):
-            run.executor.start()
+        trials = sum(map(self._open_trials, tasks))
+        if trials:
+            run.executor.start(min(trials, run.ahead))
 
     def begin_next(self) -> None:
         """Have the first variants of the next search compiled, if there is one that has not begun."""
@@ -82,10 +83,11 @@ class Searches:
         assert search is not None
         return search
 
-    def _is_open(self, task: Task) -> bool:
+    def _open_trials(self, task: Task) -> int:
+        """Trials that are not stored yet."""
         setting = Setting(task.spec, task.batch, task.page_size, self._run.gpu, self._run.regime)
         stored = self._run.store.reusable_trials(setting, self._run.executor.environment_of)
-        return len(stored) < self._run.settings.trials
+        return max(0, self._run.settings.trials - len(stored))
 
 
 def _tune(searches: Searches, run: Run, tasks_left: int) -> TaskResult:

@@ -133,6 +133,6 @@ def compile_ahead(candidates: Mapping[Task, Sequence[Candidate]], gpu: Gpu) -> N
         builds = Builds(pool, gpu)
         for task, found in candidates.items():
             for candidate in found:
-                builds.order(task, candidate.variant)
+                builds.request(task, candidate.variant)
         while pool.pending:
             builds.collect(1.0)

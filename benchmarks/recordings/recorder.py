@@ -103,7 +103,7 @@ class Recorder:
     def _prepare(self, tasks: list[Task]) -> bool:
         """Make the inputs that measurements share, while the first codes are compiled; false if the time was up."""
         executor = self.run.executor
-        executor.start()
+        executor.start(len(self._codes))
         self._order()
         if not executor.worker.ready(self.run.seconds_left):
             return False
@@ -142,7 +142,7 @@ class Recorder:
             return
         while self._codes and len(self._waiting) < AHEAD * builds.pool.processes:
             trials = self._codes.popleft()
-            builds.order(*trials[0])
+            builds.request(*trials[0])
             self._waiting.append(trials)
 
     def _collect(self, wait_s: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from attention_tuner.kernel_templates.outcome import Failed, Outcome, Skipped, Timed, Wrong
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.console.text import batch_text
-from attention_tuner.tuner.processes.limit import EXCEEDED
+from attention_tuner.tuner.processes.process import EXCEEDED
 from attention_tuner.tuner.recording import Recorded, Recording
 
 T4_VERSION = "1.0.0"

@@ -27,7 +27,7 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob, RaceJob, RaceResult
-from attention_tuner.tuner.processes.compile import Builds, CompileJob
+from attention_tuner.tuner.processes.compile import Build, Builds, CompileJob
 from attention_tuner.tuner.run import Executor, Run
 from attention_tuner.tuner.settings import Listener, Settings
 
@@ -167,7 +167,7 @@ class FakePool:
         self.submitted: list[CompileJob] = []
         self.queue: list[tuple[CompileJob, float]] = []
         self.facts: Callable[[Variant], StaticFacts | Failed] = lambda variant: FACTS
-        self.starts = 0
+        self.started_for: list[int] = []
         self.closed = False
         self._full: list[tuple[float, float]] = []
         self._free_at = [clock()] * processes
@@ -177,8 +177,8 @@ class FakePool:
         """The time up to which all are busy, as each job was given to the one that was free first."""
         return sum(max(0.0, min(end, self.clock()) - start) for start, end in self._full)
 
-    def start(self) -> None:
-        self.starts += 1
+    def start(self, jobs: int) -> None:
+        self.started_for.append(jobs)
 
     def submit(self, job: CompileJob) -> None:
         self.submitted.append(job)
@@ -191,17 +191,14 @@ class FakePool:
         if end > start:
             self._full.append((start, end))
 
-    def results(self, wait_s: float) -> list[tuple[CompileJob, StaticFacts | Failed]]:
+    def results(self, wait_s: float) -> list[Build]:
         if self.queue and wait_s:
             self.clock.spend(min(wait_s, max(0.0, self.queue[0][1] - self.clock())))
         done = [(job, at) for job, at in self.queue if at <= self.clock()]
         self.queue = [entry for entry in self.queue if entry not in done]
-        return [(job, self.facts(job.variant)) for job, _ in done]
+        return [Build(job, self.facts(job.variant), self.cost) for job, _ in done]
 
-    def seconds_of(self, job: CompileJob) -> float:
-        return self.cost
-
-    def forget(self) -> list[CompileJob]:
+    def cancel_queued(self) -> list[CompileJob]:
         waiting = [(job, at) for job, at in self.queue if at - self.cost > self.clock()]
         self.queue = [entry for entry in self.queue if entry not in waiting]
         return [job for job, _ in waiting]

@@ -52,7 +52,7 @@ class Raise(Job[None]):
 
     def run(self, context: Context) -> None:
         global _held
-        context.at("check", VARIANT)
+        context.report_stage("check", VARIANT)
         held = Held()
         _held = weakref.ref(held)
         raise ValueError("first line\nsecond line")
@@ -60,7 +60,7 @@ class Raise(Job[None]):
 
 @dataclass(frozen=True, slots=True)
 class IsHeld(Job[bool]):
-    """Whether what `Raise` held is still alive."""
+    """True if the object that `Raise` held is still alive."""
 
     def run(self, context: Context) -> bool:
         assert _held is not None
@@ -72,15 +72,8 @@ class Hang(Job[None]):
     """Never returns, and never lets go of the interpreter, as an endless pass of a compiler does not."""
 
     def run(self, context: Context) -> None:
-        context.at("time", VARIANT)
+        context.report_stage("time", VARIANT)
         ctypes.PyDLL(None).sleep(1000)
-
-
-@dataclass(frozen=True, slots=True)
-class Spin(Job[None]):
-    def run(self, context: Context) -> None:
-        while True:
-            pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +83,31 @@ class Sleep(Job[str]):
     def run(self, context: Context) -> str:
         time.sleep(self.seconds)
         return "slept"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor(Job[None]):
+    """Ends as soon as `file` is there."""
+
+    file: str
+
+    def run(self, context: Context) -> None:
+        while not Path(self.file).exists():
+            time.sleep(0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class HangOnce(Job[str]):
+    """Hangs the first time, after it has made `file`; returns at once when `file` is there."""
+
+    file: str
+
+    def run(self, context: Context) -> str:
+        context.report_stage("time", VARIANT)
+        if not Path(self.file).exists():
+            Path(self.file).touch()
+            time.sleep(1000)
+        return "done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +130,7 @@ class Die(Job[None]):
     saying: str = ""
 
     def run(self, context: Context) -> None:
-        context.at("check", VARIANT)
+        context.report_stage("check", VARIANT)
         os.write(2, self.saying.encode())
         os.kill(os.getpid(), self.number)
 
@@ -155,13 +173,13 @@ class Unreadable(Job[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Keep(Job[int]):
-    """Keeps the number of the call under `key`."""
+class Cache(Job[int]):
+    """The number of the call that made the object cached under `key`."""
 
     key: str
 
     def run(self, context: Context) -> int:
-        return context.keep(self.key, lambda: time.monotonic_ns())
+        return context.cached(self.key, lambda: time.monotonic_ns())
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +187,30 @@ class FaultyCompile(CompileJob):
     """A compile that does what its variant's `fault` says."""
 
     def run(self, context: Context) -> StaticFacts:
-        context.at("compile", self.variant)
+        context.report_stage("compile", self.variant)
         fault = self.variant.text("fault")
         if fault == "endless":
-            Spin().run(context)
+            time.sleep(1000)
         if fault == "abort":
             os.write(2, b"LLVM ERROR: cannot select\nPLEASE submit a bug report\n")
             os.kill(os.getpid(), signal.SIGABRT)
         if fault == "raise":
             raise RuntimeError("no such instruction")
-        if fault == "sleep":
-            time.sleep(0.5)
+        if fault.startswith("hang once "):
+            HangOnce(fault.removeprefix("hang once ")).run(context)
+        if fault.startswith("wait for "):
+            WaitFor(fault.removeprefix("wait for ")).run(context)
         return StaticFacts(os.getpid(), os.nice(0), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class HangingMeasurement(MeasureJob):
+    """Never ends its check."""
+
+    def run(self, context: Context) -> Timed:
+        context.report_stage("check", self.variant)
+        time.sleep(1000)
+        raise AssertionError("it should have been killed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +224,7 @@ class IllegalAccess(MeasureJob):
         from attention_tuner.kernel_templates.launch.launcher import make_launcher
         from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 
-        context.at("check", self.variant)
+        context.report_stage("check", self.variant)
         gpu = present_gpu()
         assert gpu is not None
         task = self.task

@@ -67,7 +67,7 @@ def store_winner(bench: Bench, batch: str, variant: Variant) -> None:
 def compiled(run: Run, task: Task, *variants: Variant) -> None:
     assert run.builds is not None
     for variant in variants:
-        run.builds.order(task, variant)
+        run.builds.request(task, variant)
         run.builds.collect(1.0)
 
 

@@ -78,9 +78,9 @@ def test_the_interpreter_has_a_regime_of_its_own(bench: Bench) -> None:
 
 def test_an_executor_starts_all_it_has(bench: Bench) -> None:
     racer = FakeWorker(bench.clock)
-    replace(bench.executor, racer=racer).start()
-    assert (bench.worker.starts, racer.starts, bench.pool.starts) == (1, 1, 1)
-    Executor(bench.worker).start()
+    replace(bench.executor, racer=racer).start(3)
+    assert (bench.worker.starts, racer.starts, bench.pool.started_for) == (1, 1, [3])
+    Executor(bench.worker).start(3)
     assert bench.worker.starts == 2
 
 

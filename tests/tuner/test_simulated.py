@@ -92,14 +92,13 @@ def test_each_process_compiles_one_code_at_a_time(clock: Clock) -> None:
     assert pool.results(0.0) == []
     assert pool.results(0.5) == []
     assert clock() == 0.5
-    assert [job for job, _ in pool.results(60.0)] == jobs[:2]
+    assert [(build.job, build.seconds) for build in pool.results(60.0)] == [(job, 3.5) for job in jobs[:2]]
     assert (clock(), pool.full_seconds) == (3.5, 3.5)
-    assert [job for job, _ in pool.results(60.0)] == jobs[2:]
+    assert [build.job for build in pool.results(60.0)] == jobs[2:]
     # One of the two was idle.
     assert (clock(), pool.full_seconds) == (7.0, 3.5)
     assert pool.results(60.0) == []
     assert clock() == 7
-    assert pool.seconds_of(jobs[0]) == 3.5
 
 
 def test_forgetting_empties_the_queue_and_lets_running_compiles_end(clock: Clock) -> None:
@@ -107,10 +106,10 @@ def test_forgetting_empties_the_queue_and_lets_running_compiles_end(clock: Clock
     first, second = compile_job(num_warps=1), compile_job(num_warps=4)
     pool.submit(first)
     pool.submit(second)
-    assert pool.forget() == [second]
-    assert [job for job, _ in pool.results(60.0)] == [first]
+    assert pool.cancel_queued() == [second]
+    assert [build.job for build in pool.results(60.0)] == [first]
     pool.submit(second)
-    assert [job for job, _ in pool.results(60.0)] == [second]
+    assert [build.job for build in pool.results(60.0)] == [second]
     assert clock() == 7
 
 
@@ -120,7 +119,7 @@ def test_the_recorded_facts_or_failure_are_answered(clock: Clock) -> None:
     unknown = compile_job(block_m=128)
     for job in (compile_job(), failed, unknown):
         pool.submit(job)
-    found = {job: compiled for _ in range(3) for job, compiled in pool.results(60.0)}
+    found = {build.job: build.result for _ in range(3) for build in pool.results(60.0)}
     facts = found[compile_job()]
     assert isinstance(facts, StaticFacts)
     assert facts.registers == 64
@@ -134,7 +133,7 @@ def test_the_executor_has_what_a_run_needs() -> None:
     assert executor.pool.processes == 3
     assert executor.environment_of("unified", RECORDING.gpu) == RECORDING.environments["unified"]
     assert executor.environment_of("fused", RECORDING.gpu) == Environment("", "", "", RECORDING.gpu.driver)
-    executor.start()
+    executor.start(3)
     assert executor.worker.ready(0.0)
     executor.close()
     interpreted: Recording = replace(RECORDING, gpu=INTERPRETER)

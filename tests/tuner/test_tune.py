@@ -330,10 +330,10 @@ def test_all_processes_start_at_once_unless_nothing_is_to_be_tried(bench: Bench)
     racer = FakeWorker(bench.clock)
     bench.executor = replace(bench.executor, racer=racer)
     tune([TASK], GPU, bench.store, Settings(trials=5), bench.executor)
-    assert (bench.worker.starts, racer.starts, bench.pool.starts) == (1, 1, 1)
+    assert (bench.worker.starts, racer.starts, bench.pool.started_for) == (1, 1, [5])
     bench.restart()
     tune([TASK], GPU, bench.store, Settings(trials=5), bench.executor)
-    assert (bench.worker.starts, bench.pool.starts) == (0, 0)
+    assert (bench.worker.starts, bench.pool.started_for) == (0, [])
 
 
 def test_the_shares_of_the_time_are_told(bench: Bench) -> None:

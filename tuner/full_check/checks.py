@@ -51,13 +51,13 @@ class FullCheckJob(Job[CaseResult]):
         gpu, page_size = context.gpu(), self.variant.page_size
         device = "cpu" if gpu.is_interpreter else "cuda"
         # No variant is to blame for what goes wrong here.
-        context.at("reference")
-        checker = context.keep((self.spec, page_size, self.case),
+        context.report_stage("reference")
+        checker = context.cached((self.spec, page_size, self.case),
                                lambda: make_checker(self.spec, page_size, self.case, device))
-        context.at(self.case.name, self.variant)
+        context.report_stage(self.case.name, self.variant)
         return run_case(self.variant, self.case, gpu, checker)
 
-    def settle(self, error: JobError, again: Callable[[Job[CaseResult]], CaseResult]) -> CaseResult:
+    def result_after(self, error: JobError, run: Callable[[Job[CaseResult]], CaseResult]) -> CaseResult:
         """The variant failed the case. Raises `error` where none is to blame."""
         if error.variant is None:
             raise error
@@ -75,7 +75,7 @@ class SanitizeJob(Job[CaseResult]):
         """What it found."""
         from .run import sanitize
 
-        context.forget()
+        context.clear_cache()
         return sanitize(self.spec, self.variant, context.gpu())
 
 

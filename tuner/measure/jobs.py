@@ -69,7 +69,7 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
 
     def run(self, context: Context) -> Timed | Wrong:
         """The outcome; what goes wrong is raised."""
-        context.at("check", self.variant)
+        context.report_stage("check", self.variant)
         bench = _workbench(context, self.task)
         launcher, plan_ms = bench.planned(self.variant, self.regime)
         code = self.code or template_of(self.variant).code_key(self.variant)
@@ -86,7 +86,7 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
         check = bench.checker(self.seed).check(launcher)
         if not check.passed:
             return Wrong(self.variant, check)
-        context.at("time", self.variant)
+        context.report_stage("time", self.variant)
         watch = bench.stopwatch(launcher, self.regime, is_loaded=True)
         samples = watch.spare
         rival_ms = math.inf if self.rival_ms is None else self.rival_ms
@@ -98,7 +98,9 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
                 break
         return Timed(self.variant, check, Timing(samples, watch.regime, plan_ms))
 
-    def settle(self, error: JobError, again: Callable[[Job[Timed | Wrong | Failed]], Timed | Wrong | Failed]) -> Failed:
+    def result_after(
+        self, error: JobError, run: Callable[[Job[Timed | Wrong | Failed]], Timed | Wrong | Failed]
+    ) -> Failed:
         """The variant is to blame."""
         return Failed(self.variant, error.stage or "check", error.reason)
 
@@ -144,18 +146,18 @@ class RaceJob(Job[RaceResult]):
         plans: dict[Variant, float] = {}
         lengths: dict[Variant, float] = {}
         for variant in self.variants:
-            context.at("time", variant)
+            context.report_stage("time", variant)
             launcher, plans[variant] = bench.planned(variant, self.regime)
             watch = watches[variant] = bench.stopwatch(launcher, self.regime)
             lengths[variant] = TURN_MS if context.interpret else watch.launches * watch.samples(1)[0]
         counts = equal_turns(lengths)
 
         def sentinel() -> float:
-            context.at("sentinel")
+            context.report_stage("sentinel")
             return bench.sentinel.ms()
 
         def turn(variant: Variant) -> float:
-            context.at("time", variant)
+            context.report_stage("time", variant)
             # The first half of a turn heats the card; one sample of it the stopwatch drops itself.
             samples = watches[variant].samples(2 * counts[variant] - 1)
             return statistics.fmean(samples[-counts[variant]:])
@@ -167,14 +169,14 @@ class RaceJob(Job[RaceResult]):
         timings = {v: Timing(raced.samples_ms[v], watch.regime, plans[v]) for v, watch in watches.items()}
         return RaceResult(dict(timings), raced.blocks, raced.discarded, raced.sentinels_ms)
 
-    def settle(self, error: JobError, again: Callable[[Job[RaceResult]], RaceResult]) -> RaceResult:
+    def result_after(self, error: JobError, run: Callable[[Job[RaceResult]], RaceResult]) -> RaceResult:
         """The race without the variant that is to blame. Raises `error` when none is."""
         if error.variant is None:
             raise error
         rest = tuple(variant for variant in self.variants if variant != error.variant)
         lost = Failed(error.variant, error.stage, error.reason)
         try:
-            result = again(replace(self, variants=rest)) if rest else RaceResult({})
+            result = run(replace(self, variants=rest)) if rest else RaceResult({})
         except JobError:
             # Who is to blame for the first failure is not forgotten for a second one.
             result = RaceResult({})
@@ -184,4 +186,4 @@ class RaceJob(Job[RaceResult]):
 def _workbench(context: Context, task: Task) -> Workbench:
     from .bench import Workbench
 
-    return context.keep(task, lambda: Workbench(task, context.gpu()))
+    return context.cached(task, lambda: Workbench(task, context.gpu()))

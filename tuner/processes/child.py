@@ -1,4 +1,4 @@
-"""Inside a child process: jobs are received, run and answered until the parent hangs up."""
+"""A child process's side: it receives jobs, runs them and answers until its parent closes the connection."""
 
 from __future__ import annotations
 
@@ -30,41 +30,45 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Job(abc.ABC, Generic[R]):
-    """A picklable record of work for a child process, which gives a picklable result."""
+    """A picklable record of work for a child process. Its result is picklable too."""
 
     __slots__ = ()
 
     @abc.abstractmethod
     def run(self, context: Context) -> R:
-        """Do the work, in the child. Whatever it raises becomes a `JobError` in the parent."""
+        """Do the work in the child. An exception becomes a `JobError` in the parent."""
 
-    def settle(self, error: JobError, again: Callable[[Job[R]], R]) -> R:
-        """The result, in the parent, after `error`; `again` runs what is left of the job. Raises `error` if none."""
+    def result_after(self, error: JobError, run: Callable[[Job[R]], R]) -> R:
+        """Result of a job that failed with `error`, in the parent; `run` runs the rest of it. Raises `error` if none.
+        """
         raise error
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a child does before its first job: its niceness, and modules that are imported ahead.
+    """Settings of a child process, applied before its first job."""
 
-    For later jobs it keeps what at most `room` keys need.
-    """
-
+    # Run kernels through Triton's interpreter.
     interpret: bool = False
     niceness: int = 0
+    # Modules that are imported at once.
     preload: tuple[str, ...] = ()
-    room: int = 1
+    # Keys whose objects are kept for later jobs.
+    cache_size: int = 1
 
 
 class Context:
-    """What a job is given in the child: a way to say what it is at, and a place to keep things for the next job."""
+    """The child's services for a job: reports to the parent, and a cache shared with later jobs.
 
-    def __init__(self, interpret: bool, send: Callable[[Any], None], room: int = 1) -> None:
+    The cache holds the objects of the `cache_size` keys that were used last.
+    """
+
+    def __init__(self, interpret: bool, send: Callable[[Any], None], cache_size: int = 1) -> None:
         self.interpret = interpret
         self._send = send
-        self._room = room
-        # By key, the one asked for last at the end.
-        self._kept: dict[Hashable, Any] = {}
+        self._cache_size = cache_size
+        # In order of use, the last used at the end.
+        self._cache: dict[Hashable, Any] = {}
 
     def gpu(self) -> Gpu:
         """The GPU that jobs run on, or the interpreter. Raises `GpuError` where there is neither."""
@@ -75,24 +79,24 @@ class Context:
             raise GpuError("no NVIDIA GPU is present to run on; Triton's interpreter needs none")
         return gpu
 
-    def at(self, stage: str, variant: Variant | None = None) -> None:
-        """Tell the parent what is to blame if nothing more is heard."""
-        self._send(At(stage, variant))
+    def report_stage(self, name: str, variant: Variant | None = None) -> None:
+        """Tell the parent the stage, and the variant to blame if the process dies in it."""
+        self._send(Stage(name, variant))
 
-    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What an earlier job kept under `key`, else what `make` returns; that of the last few keys is kept."""
-        if key in self._kept:
-            self._kept[key] = self._kept.pop(key)
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The object cached under `key`, made by `make` if there is none."""
+        if key in self._cache:
+            self._cache[key] = self._cache.pop(key)
         else:
-            # Freed first: there may not be memory for one more.
-            while len(self._kept) >= self._room:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = make()
-        return cast(T, self._kept[key])
+            # Memory may not hold one more, so the oldest is freed first.
+            while len(self._cache) >= self._cache_size:
+                del self._cache[next(iter(self._cache))]
+            self._cache[key] = make()
+        return cast(T, self._cache[key])
 
-    def forget(self) -> None:
-        """Free what is kept."""
-        self._kept.clear()
+    def clear_cache(self) -> None:
+        """Free all that is cached."""
+        self._cache.clear()
         gc.collect()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
@@ -101,29 +105,31 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The child is set up."""
+    """Message: the child is set up."""
 
 
 @dataclass(frozen=True, slots=True)
-class At:
-    """What the running job is at."""
+class Stage:
+    """Message: the running job has reached the stage `name`."""
 
-    stage: str
+    name: str
+    # To blame if the process dies in this stage.
     variant: Variant | None
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The job's result."""
+    """Message: the job's result."""
 
     result: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The job raised; after a `fatal` error the process can run no further job."""
+    """Message: the job raised an exception."""
 
     reason: str
+    # The process can run no further job.
     fatal: bool = False
 
 
@@ -138,7 +144,7 @@ def serve(descriptor: int, parent: int) -> None:
         for module in setup.preload:
             importlib.import_module(module)
         connection.send(Ready())
-        context = Context(setup.interpret, connection.send, setup.room)
+        context = Context(setup.interpret, connection.send, setup.cache_size)
         while True:
             try:
                 request = connection.recv_bytes()
@@ -148,9 +154,9 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The class of `error` and the line of its message that says most, at most `REASON_LENGTH` characters."""
+    """The class and the most telling line of `error`, at most `REASON_LENGTH` characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # Triton's compilation errors begin with the place and the source and end with what is wrong there.
+    # A compilation error of Triton begins with the place and the source; its last line is the reason.
     located = bool(lines) and re.match(r"at \d+:\d+", lines[0]) is not None
     text = lines[-1 if located else 0] if lines else ""
     name = type(error).__name__
@@ -166,16 +172,19 @@ def _answer(request: bytes, context: Context) -> bytes:
 
 
 def _attempt(request: bytes, context: Context) -> bytes | Raised:
-    """The pickled result, or why there is none. On return, nothing refers to what the job held: tracebacks did."""
+    """The pickled result, or the exception's reason.
+
+    The traceback, which would keep the job's tensors alive, is gone on return.
+    """
     try:
         job: Job[Any] = pickle.loads(request)
         return bytes(ForkingPickler.dumps(Done(job.run(context))))
-    except Exception as error:  # noqa: BLE001 - the process boundary: every failure is one variant's
+    except Exception as error:  # noqa: BLE001 - the process boundary: no failure may end the process
         return Raised(one_line(error))
 
 
 def _recover() -> bool:
-    """Give memory back after a failure; false when the CUDA context is lost, as after an illegal access."""
+    """Free memory after a failure. False if the CUDA context is lost, as after an illegal access."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -189,7 +198,7 @@ def _recover() -> bool:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, even inside a compiler that never returns."""
+    """Ask the kernel to kill this process when its parent dies, even inside a compiler that never returns."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the parent died first")

@@ -1,4 +1,4 @@
-"""Compiling ahead: jobs, the processes that run them, and the cache of kernels that they fill."""
+"""Compiling ahead: jobs, the processes that run them, their results, and the cache of kernels that they fill."""
 
 from __future__ import annotations
 
@@ -22,114 +22,143 @@ from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ...kernel_templates.variant import Variant
 from .child import Context, Job, Setup
-from .process import ChildProcess
+from .process import ChildProcess, JobTimeoutError
 
 Code = tuple[AttentionSpec, str]
-Compiled = StaticFacts | Failed
+"""A layer and the code key of its variants: the variants of one code share their compiled kernels."""
 
-LIMIT_S = 60.0
-# Behind the measuring process and the search, which the GPU waits for.
+# A compile takes seconds; on a machine whose cores are all busy, minutes.
+LIMIT_S = 240.0
+# The GPU waits for the measuring process and the search, so compiling comes last.
 NICENESS = 10
-# What compiling imports: a second or more of CPU time.
+# Importing the compiler takes a second or more of CPU time.
 COMPILER = __name__.removesuffix("tuner.processes.compile") + "kernel_templates.launch.compiler"
 # A compiled kernel takes about 2.3 MB.
 CACHE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class CompileJob(Job[StaticFacts | Failed]):
-    """Compile a variant for `gpu`, which need not be present, into the cache that measuring reads.
-
-    With `lse`, as it writes the log-sum-exp too.
-    """
+class CompileJob(Job[StaticFacts]):
+    """Compile a variant into the cache that measuring reads."""
 
     variant: Variant
     spec: AttentionSpec
+    # Need not be present.
     gpu: Gpu
     batch: Batch
+    # Compile the kernel that writes the log-sum-exp too.
     lse: bool = False
 
     def run(self, context: Context) -> StaticFacts:
-        """What the compiler said of the variant."""
+        """The compiler's facts about the variant."""
         from ...kernel_templates.launch.compiler import compile_variant
 
-        context.at("compile", self.variant)
+        context.report_stage("compile", self.variant)
         return compile_variant(self.variant, self.spec, self.gpu, self.batch, self.lse)
 
-    def settle(self, error: JobError, again: Callable[[Job[StaticFacts | Failed]], StaticFacts | Failed]) -> Failed:
-        """The variant is to blame."""
-        return Failed(self.variant, "compile", error.reason)
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A finished compile."""
+
+    job: CompileJob
+    result: StaticFacts | Failed
+    # Wall time, the second try of a compile that exceeded its limit included.
+    seconds: float
 
 
-def default_processes() -> int:
-    """All CPU cores that this process may use but two, which measuring and the search need."""
-    return max(1, len(os.sched_getaffinity(0)) - 2)
+class Compiler(Protocol):
+    """Compiles ahead, as `CompilePool` does."""
+
+    processes: int
+
+    @property
+    def full_seconds(self) -> float:
+        """Seconds of wall time during which every process was compiling."""
+        ...
+
+    def start(self, jobs: int) -> None:
+        """Start the processes that so many jobs need, without waiting until they can work."""
+        ...
+
+    def submit(self, job: CompileJob) -> None:
+        """Queue `job`."""
+        ...
+
+    def results(self, wait_s: float) -> list[Build]:
+        """The builds finished since the last call, after waiting up to `wait_s` seconds for one."""
+        ...
+
+    def cancel_queued(self) -> list[CompileJob]:
+        """Remove the jobs that have not begun from the queue, and return them."""
+        ...
+
+    def close(self) -> None:
+        """Kill the processes."""
+        ...
 
 
 class CompilePool:
-    """Compiles variants in `processes` processes of low priority, each for at most `limit_s` seconds of CPU time.
+    """Compiles in up to `processes` low-priority processes, each job within `limit_s` seconds of wall time.
 
-    One that exceeds it, or aborts the compiler, is `Failed` at stage "compile", and its process is replaced. A process
-    imports the modules `preload` as it starts.
+    A process starts when a job needs it, and imports the modules `preload` first. A job that exceeds its limit is tried
+    once more, because the machine may have been busy. One that exceeds it again, raises, or kills its process is
+    `Failed` at stage "compile".
     """
 
     def __init__(
         self, processes: int | None = None, limit_s: float = LIMIT_S, preload: tuple[str, ...] = ()
     ) -> None:
-        count = processes or default_processes()
+        self.processes = processes or default_processes()
+        self._limit_s = limit_s
         environment = {"TRITON_INTERPRET": None, "TRITON_CACHE_DIR": str(triton_cache())}
         setup = Setup(niceness=NICENESS, preload=preload)
-        self.processes = count
-        self._limit_s = limit_s
-        self._children = [ChildProcess(setup, environment) for _ in range(count)]
-        # The last used first: processes that no job needed are never started.
+        self._children = [ChildProcess(setup, environment) for _ in range(self.processes)]
+        # The process used last is taken first, so that those that no job needs are never started.
         self._idle: LifoQueue[ChildProcess] = LifoQueue()
-        for child in self._children:
+        for child in reversed(self._children):
             self._idle.put(child)
-        # A thread per process does nothing but wait for it, so that a process never waits for the search.
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="compile")
-        self._futures: dict[Future[Compiled], CompileJob] = {}
-        self._seconds: dict[Job[Compiled], float] = {}
-        self._full = FullTime(count)
+        # Each process has a thread that waits for it, so that no process waits for the search.
+        self._threads = ThreadPoolExecutor(self.processes, thread_name_prefix="compile")
+        self._futures: dict[Future[Build], CompileJob] = {}
+        self._full = FullTime(self.processes)
 
     @property
     def full_seconds(self) -> float:
-        """For how long every process has been compiling, in seconds of wall time since the pool was made."""
+        """Seconds of wall time during which every process was compiling, since the pool was made."""
         return self._full.seconds
 
-    def start(self) -> None:
-        """Start the processes, and do not wait until they can work."""
-        for child in self._children:
+    def start(self, jobs: int) -> None:
+        """Start the processes that so many jobs need, without waiting until they can work."""
+        for child in self._children[:jobs]:
             child.start()
 
     def submit(self, job: CompileJob) -> None:
         """Queue `job` behind those submitted before."""
-        self._futures[self._threads.submit(self._compile, job)] = job
+        self._futures[self._threads.submit(self._build, job)] = job
 
-    def results(self, wait_s: float) -> list[tuple[CompileJob, Compiled]]:
-        """What is compiled and was not returned before, in the order of submission; waits up to `wait_s` for one.
+    def results(self, wait_s: float) -> list[Build]:
+        """The builds finished since the last call, in order of submission, after waiting up to `wait_s` s for one.
 
         Raises `TunerError` when no process can be started.
         """
         done, _ = wait(self._futures, timeout=wait_s, return_when=FIRST_COMPLETED)
         ready = [future for future in self._futures if future in done]
-        return [(self._futures.pop(future), future.result()) for future in ready]
-
-    def seconds_of(self, job: CompileJob) -> float:
-        """The wall time that `job` took, 0 while it is not done."""
-        return self._seconds.get(job, 0.0)
+        for future in ready:
+            del self._futures[future]
+        return [future.result() for future in ready]
 
     @property
     def pending(self) -> int:
-        """Jobs submitted whose results were not returned yet."""
+        """Number of submitted jobs whose builds were not returned yet."""
         return len(self._futures)
 
-    def forget(self) -> list[CompileJob]:
-        """Drop what is queued and return it; what is being compiled goes on, and its results are still to come."""
+    def cancel_queued(self) -> list[CompileJob]:
+        """Remove the jobs that have not begun from the queue, and return them."""
         return [self._futures.pop(future) for future in list(self._futures) if future.cancel()]
 
     def close(self) -> None:
-        """Kill what compiles and drop what is queued."""
+        """Kill the processes and drop all jobs."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for child in self._children:
             child.close()
@@ -141,21 +170,27 @@ class CompilePool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _compile(self, job: Job[Compiled]) -> Compiled:
+    def _build(self, job: CompileJob) -> Build:
         child = self._idle.get()
         start = time.monotonic()
         try:
             with self._full.one_busy():
-                return child.run(job, self._limit_s, cpu_time=True)
-        except JobError as error:
-            return job.settle(error, self._compile)
+                result = self._compiled(child, job)
         finally:
-            self._seconds[job] = time.monotonic() - start
             self._idle.put(child)
+        return Build(job, result, time.monotonic() - start)
+
+    def _compiled(self, child: ChildProcess, job: CompileJob) -> StaticFacts | Failed:
+        try:
+            with contextlib.suppress(JobTimeoutError):
+                return child.run(job, self._limit_s)
+            return child.run(job, self._limit_s)
+        except JobError as error:
+            return Failed(job.variant, "compile", error.reason)
 
 
 class FullTime:
-    """Adds up the time during which `capacity` things are busy at once. May be used from several threads."""
+    """Adds up the time during which `capacity` workers are busy at once. Threads may share it."""
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._capacity = capacity
@@ -173,14 +208,14 @@ class FullTime:
 
     @contextlib.contextmanager
     def one_busy(self) -> Generator[None]:
-        """One of them is busy while the block runs."""
-        self._count(1)
+        """Count one more busy worker while the block runs."""
+        self._add(1)
         try:
             yield
         finally:
-            self._count(-1)
+            self._add(-1)
 
-    def _count(self, change: int) -> None:
+    def _add(self, change: int) -> None:
         with self._lock:
             now = self._clock()
             if self._busy == self._capacity:
@@ -189,102 +224,66 @@ class FullTime:
             self._since = now
 
 
-class Compiler(Protocol):
-    """Compiles ahead, as `CompilePool` does."""
-
-    processes: int
-
-    @property
-    def full_seconds(self) -> float:
-        """For how long every process has been compiling, in seconds of wall time."""
-        ...
-
-    def start(self) -> None:
-        """Start the processes, and do not wait until they can work."""
-        ...
-
-    def submit(self, job: CompileJob) -> None:
-        """Queue `job`."""
-        ...
-
-    def results(self, wait_s: float) -> list[tuple[CompileJob, StaticFacts | Failed]]:
-        """What was compiled since the last call; waits up to `wait_s` for one."""
-        ...
-
-    def seconds_of(self, job: CompileJob) -> float:
-        """The wall time that `job` took, 0 while it is not done."""
-        ...
-
-    def forget(self) -> list[CompileJob]:
-        """Drop what is queued and return it; what is being compiled goes on."""
-        ...
-
-    def close(self) -> None:
-        """Kill what compiles."""
-        ...
-
-
 class Builds:
-    """The code of variants, compiled for `gpu` in `pool`.
+    """The builds of one run for `gpu`: every search asks here, so that no code is compiled twice.
 
-    Variants of one layer and page size that differ only in what is passed to their kernels share it, whatever batch
-    they are tried on.
+    Variants of one layer and page size share their code, on any batch, if they differ only in launch arguments.
     """
 
     def __init__(self, pool: Compiler, gpu: Gpu) -> None:
         self.pool = pool
         self._gpu = gpu
-        self._done: dict[Code, StaticFacts | Failed] = {}
-        self._jobs: dict[Code, CompileJob] = {}
-        self._under_way: set[Code] = set()
+        # None while the code is being compiled or waits for it.
+        self._builds: dict[Code, Build | None] = {}
 
-    def order(self, task: Task, variant: Variant) -> bool:
-        """Have the code of `variant` compiled, unless it is or is going to be; whether it is compiled for this."""
+    def request(self, task: Task, variant: Variant) -> bool:
+        """Compile the code of `variant` unless it was requested before. True if it was not."""
         code = _code(task.spec, variant)
-        is_new = code not in self._done and code not in self._under_way
-        if is_new:
-            self._under_way.add(code)
-            self.pool.submit(CompileJob(variant, task.spec, self._gpu, task.batch))
-        return is_new
+        if code in self._builds:
+            return False
+        self._builds[code] = None
+        self.pool.submit(CompileJob(variant, task.spec, self._gpu, task.batch))
+        return True
 
     def collect(self, wait_s: float) -> None:
-        """Take note of what was compiled; where nothing was, wait up to `wait_s` seconds for it."""
-        for job, compiled in self.pool.results(wait_s):
-            code = _code(job.spec, job.variant)
-            self._under_way.discard(code)
-            self._done[code] = compiled
-            self._jobs[code] = job
+        """Take over the finished builds, after waiting up to `wait_s` seconds for one."""
+        for build in self.pool.results(wait_s):
+            self._builds[_code(build.job.spec, build.job.variant)] = build
 
     def result(self, task: Task, variant: Variant) -> StaticFacts | Failed | None:
-        """What came of compiling `variant`, None while that is not known."""
-        compiled = self._done.get(_code(task.spec, variant))
-        return replace(compiled, variant=variant) if isinstance(compiled, Failed) else compiled
+        """The result of compiling `variant`, None while there is none."""
+        build = self._builds.get(_code(task.spec, variant))
+        if build is not None and isinstance(build.result, Failed):
+            return replace(build.result, variant=variant)
+        return build and build.result
 
     def seconds_of(self, task: Task, variant: Variant) -> float:
-        """The seconds that compiling `variant` took, 0 while it is not compiled."""
-        job = self._jobs.get(_code(task.spec, variant))
-        return 0.0 if job is None else self.pool.seconds_of(job)
+        """Seconds that compiling `variant` took, 0 while it is not compiled."""
+        build = self._builds.get(_code(task.spec, variant))
+        return 0.0 if build is None else build.seconds
 
-    def forget(self) -> None:
-        """Drop what is not being compiled yet; it can be ordered again."""
-        self._under_way -= {_code(job.spec, job.variant) for job in self.pool.forget()}
+    def cancel_queued(self) -> None:
+        """Cancel the compiles that have not begun; they can be requested again."""
+        for job in self.pool.cancel_queued():
+            del self._builds[_code(job.spec, job.variant)]
 
 
-def _code(spec: AttentionSpec, variant: Variant) -> Code:
-    return spec, template_of(variant).code_key(variant)
+def default_processes() -> int:
+    """All CPU cores that this process may use but two, which measuring and the search need."""
+    return max(1, len(os.sched_getaffinity(0)) - 2)
 
 
 def triton_cache() -> Path:
-    """The folder that compile workers fill and the measurement worker reads, in the user's cache folder."""
+    """The folder of compiled kernels that all runs share, in the user's cache folder."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("attention-tuner")) / "triton"
 
 
 def prune(folder: Path, limit_bytes: int = CACHE_BYTES) -> int:
-    """Delete the oldest entries of `folder` when it holds more than `limit_bytes`, down to half; the bytes freed.
+    """Delete the oldest entries of a `folder` larger than `limit_bytes` until half is left. Returns the bytes freed.
 
-    For the start of a run: an entry that a running process is about to read may be among them.
+    A run calls it at its start: later, a process may be about to read one of the entries.
     """
     entries = sorted(_entries(folder))
     total = sum(size for _, size, _ in entries)
@@ -292,7 +291,7 @@ def prune(folder: Path, limit_bytes: int = CACHE_BYTES) -> int:
         return 0
     freed = 0
     for _, size, path in entries:
-        # Down to half, or every run from then on would have to prune.
+        # A folder filled to its limit would be pruned by every run from then on.
         if total - freed <= limit_bytes // 2:
             break
         shutil.rmtree(path, ignore_errors=True)
@@ -301,7 +300,8 @@ def prune(folder: Path, limit_bytes: int = CACHE_BYTES) -> int:
 
 
 def _entries(folder: Path) -> list[tuple[float, int, Path]]:
-    """The time of change, bytes and path of each entry, one folder per kernel; those that vanish are left out."""
+    """Time of change, bytes and path of each entry, one folder per kernel. Entries that vanish meanwhile are left out.
+    """
     found: list[tuple[float, int, Path]] = []
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
@@ -309,3 +309,7 @@ def _entries(folder: Path) -> list[tuple[float, int, Path]]:
                 size = sum(file.stat().st_size for file in path.iterdir())
                 found.append((path.stat().st_mtime, size, path))
     return found
+
+
+def _code(spec: AttentionSpec, variant: Variant) -> Code:
+    return spec, template_of(variant).code_key(variant)

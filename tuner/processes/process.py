@@ -1,4 +1,4 @@
-"""The parent's side of a child process: it is started, given jobs, watched, killed and replaced."""
+"""The parent's side of a child process: starts it, gives it jobs, watches it, kills and replaces it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,33 @@ from typing import Any, TypeVar
 
 from ...kernel_templates.errors import TunerError
 from ...kernel_templates.outcome import JobError
-from .child import REASON_LENGTH, At, Done, Job, Raised, Setup, serve
-from .limit import Limit
+from .child import REASON_LENGTH, Done, Job, Raised, Setup, Stage, serve
 
 R = TypeVar("R")
 
-# Importing torch from a cold disk takes the better part of a minute.
+# Importing torch from a cold disk takes most of a minute.
 START_LIMIT_S = 180.0
-# The driver takes seconds to end a process whose kernel never does.
+# The driver takes seconds to end a process whose kernel never ends.
 KILL_LIMIT_S = 60.0
 LOG_BYTES = 1 << 20
+# The reason of a job that exceeded its limit begins with this.
+EXCEEDED = "gave no result within"
 
 _TICK_S = 1.0
 _LATE = "the time was up before it could begin"
+_CLOSED = "its process was closed"
+
+
+class JobTimeoutError(JobError):
+    """A job exceeded its limit of wall time; its process is killed."""
 
 
 class ChildProcess:
-    """A process of its own session that runs jobs one at a time; a job that kills it harms nothing else.
+    """Runs jobs one at a time in a process of its own session, so that a job that kills the process harms no other.
 
-    It starts with the first job, and again with the first one after it died; it dies with the thread that started it.
-    What it prints goes to a bounded, unnamed file that is read only to explain its death. `environment` is added to
-    the parent's, None removing a name. `close` may be called from any thread.
+    The process starts with the first job, and anew with the next job after its death; it dies with the thread that
+    started it. Its output goes to a bounded, unnamed file that is read only to explain its death. `environment` is
+    added to the parent's; None removes a name. `close` may be called from any thread.
     """
 
     def __init__(self, setup: Setup, environment: Mapping[str, str | None] | None = None) -> None:
@@ -50,23 +56,23 @@ class ChildProcess:
         self._connection: Connection | None = None
         self._is_ready = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
-        # Or a child would write on where it was before the file was emptied.
+        # Without O_APPEND a child would go on at its old offset after the file is emptied.
         fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
 
     @property
     def pid(self) -> int | None:
-        """The process, which leads a session of its own; None before the first job and after its death."""
+        """The process, which leads its own session; None before the first job and after its death."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
-        """Start the process, unless one runs, and do not wait until it can work."""
+        """Start the process, unless one runs, without waiting until it can work."""
         with self._running:
             if not self._closed:
                 self._spawned()
 
     def ready(self, limit_s: float) -> bool:
-        """Start the process, unless one runs, and wait for it up to `limit_s` seconds; whether it can work now.
+        """Start the process, unless one runs, and wait up to `limit_s` seconds for it. True if it can work now.
 
         Raises `TunerError` when it cannot be started.
         """
@@ -81,25 +87,25 @@ class ChildProcess:
             self._started()
             return True
 
-    def run(self, job: Job[R], limit_s: float, cpu_time: bool = False, deadline: float = math.inf) -> R:
-        """The result of `job`, which may take `limit_s` seconds: of wall time, or of its session's CPU time.
+    def run(self, job: Job[R], limit_s: float, deadline: float = math.inf) -> R:
+        """The result of `job`, which may take `limit_s` seconds of wall time.
 
-        It ends at `deadline` of `time.monotonic`, and so does starting a process for it. A job whose process was killed
-        from outside is run once more. Raises `JobError` when the job raised, exceeded its limit or the deadline, or
-        killed the process, and `TunerError` when no process could be started.
+        The job ends at `deadline` of `time.monotonic`, and so does starting a process for it. A job whose process was
+        killed from outside is run once more. Raises `JobError` when the job raised or killed the process,
+        `JobTimeoutError` when it exceeded a limit, and `TunerError` when no process could be started.
         """
         with self._running:
             try:
-                reply, at = self._exchange_or_repeat(job, limit_s, cpu_time, deadline)
+                reply, stage = self._exchange_or_repeat(job, limit_s, deadline)
             except BaseException:
-                # An answer that is still to come must not be taken for the next job's.
+                # A late answer must not be taken for the next job's.
                 self._end()
                 raise
             if isinstance(reply, Done):
                 return reply.result
             if reply.fatal:
                 self._end()
-            raise JobError(reply.reason, at.stage, at.variant)
+            raise JobError(reply.reason, stage.name, stage.variant)
 
     def close(self) -> None:
         """End the process for good; a job that runs in it now, or is given later, raises `JobError`."""
@@ -115,40 +121,39 @@ class ChildProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _exchange_or_repeat(
-        self, job: Job[R], limit_s: float, cpu_time: bool, deadline: float
-    ) -> tuple[Done | Raised, At]:
+    def _exchange_or_repeat(self, job: Job[R], limit_s: float, deadline: float) -> tuple[Done | Raised, Stage]:
         was_running, start = self._process is not None, time.monotonic()
         try:
-            return self._exchange(job, limit_s, cpu_time, deadline)
+            return self._exchange(job, limit_s, deadline)
         except _DeathError as death:
-            # No crash ends in SIGKILL, and a job that had not begun when an older process died did not end it.
+            # A crash does not end in SIGKILL. A job that had not begun did not kill a process that ran before.
             is_innocent = death.status == -signal.SIGKILL or (was_running and not death.stage)
-            left_s = limit_s if cpu_time else limit_s - (time.monotonic() - start)
+            left_s = limit_s - (time.monotonic() - start)
             if self._closed or not is_innocent or left_s <= 0:
                 raise
             self._end()
-            return self._exchange(job, left_s, cpu_time, deadline)
+            return self._exchange(job, left_s, deadline)
 
-    def _exchange(self, job: Job[R], limit_s: float, cpu_time: bool, deadline: float) -> tuple[Done | Raised, At]:
-        at = At("", None)
+    def _exchange(self, job: Job[R], limit_s: float, deadline: float) -> tuple[Done | Raised, Stage]:
+        """The reply to `job`, and the stage that it had reached."""
+        stage = Stage("", None)
         if self._closed:
-            raise JobError("its process was closed")
+            raise JobError(_CLOSED)
         process, connection = self._started(deadline)
         self._log.truncate(0)
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+        start = time.monotonic()
+        limit_s = min(limit_s, deadline - start)
+        if limit_s <= 0:
             raise JobError(_LATE)
-        limit = Limit(min(limit_s, left_s), process.pid if cpu_time else None)
         try:
             self._send(process, connection, job)
             while True:
-                message = self._receive(process, connection, limit)
+                message = self._receive(process, connection, start, limit_s)
                 if isinstance(message, Done | Raised):
-                    return message, at
-                at = message
+                    return message, stage
+                stage = message
         except JobError as error:
-            error.stage, error.variant = at.stage, at.variant
+            error.stage, error.variant = stage.name, stage.variant
             raise
 
     def _send(self, process: subprocess.Popen[bytes], connection: Connection, message: Any) -> None:
@@ -157,31 +162,36 @@ class ChildProcess:
         except ConnectionError:
             raise self._death(process) from None
 
-    def _receive(self, process: subprocess.Popen[bytes], connection: Connection, limit: Limit) -> Any:
-        """The child's next message. Raises `JobError` when it dies, or when the limit passes before."""
-        while (left := limit.left_s()) > 0:
+    def _receive(
+        self, process: subprocess.Popen[bytes], connection: Connection, start: float, limit_s: float
+    ) -> Any:
+        """The child's next message. Raises `JobError` if it dies, or `limit_s` seconds after `start`."""
+        while (left_s := start + limit_s - time.monotonic()) > 0:
             try:
-                if connection.poll(min(left, _TICK_S)):
+                if connection.poll(min(left_s, _TICK_S)):
                     return connection.recv()
             except (EOFError, ConnectionError):
                 raise self._death(process) from None
             if self._closed:
-                break
+                raise JobError(_CLOSED)
             if process.poll() is not None:
                 raise self._death(process)
             if os.fstat(self._log.fileno()).st_size > LOG_BYTES:
                 self._log.truncate(0)
-        raise JobError("its process was closed" if self._closed else limit.reason)
+        raise JobTimeoutError(f"{EXCEEDED} {limit_s:g} s")
 
     def _started(self, deadline: float = math.inf) -> tuple[subprocess.Popen[bytes], Connection]:
-        """The process that runs, or a new one, once it can work. Raises `TunerError`, and `JobError` at `deadline`."""
+        """The running process or a new one, once it can work. Raises `TunerError`, and `JobError` at `deadline`."""
         if time.monotonic() >= deadline:
             raise JobError(_LATE)
         process, connection = self._spawned()
         if not self._is_ready:
             try:
-                self._receive(process, connection, Limit(min(START_LIMIT_S, deadline - time.monotonic())))
+                start = time.monotonic()
+                self._receive(process, connection, start, min(START_LIMIT_S, deadline - start))
             except JobError as error:
+                if self._closed:
+                    raise
                 if time.monotonic() >= deadline:
                     raise JobError(_LATE) from error
                 raise TunerError(f"a worker process could not start: {error}") from error
@@ -189,11 +199,11 @@ class ChildProcess:
         return process, connection
 
     def _spawned(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        """The process that runs, or a new one. Raises `TunerError`."""
+        """The running process or a new one. Raises `TunerError` when none can be started."""
         if self._process is not None and self._connection is not None:
             if self._process.poll() is None:
                 return self._process, self._connection
-            # It was killed between two jobs, which is neither's fault.
+            # It was killed between two jobs, so neither is to blame.
             self._end()
         ours, theirs = Pipe()
         call = f"from {serve.__module__} import serve; serve({theirs.fileno()}, {os.getpid()})"
@@ -228,7 +238,7 @@ class ChildProcess:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _end(self) -> None:
-        """Kill the process and all that it started, and wait for it, so that the GPU is free again."""
+        """Kill the process and its children, and wait for its end, so that the GPU is free again."""
         self._kill()
         process, self._process = self._process, None
         connection, self._connection = self._connection, None
@@ -241,7 +251,7 @@ class ChildProcess:
                 raise TunerError(f"process {process.pid} could not be ended within {KILL_LIMIT_S:.0f} s") from None
 
     def _death(self, process: subprocess.Popen[bytes]) -> _DeathError:
-        """How `process` died, in one line with what it said last."""
+        """The error for the death of `process`: how it ended, and the most telling line of its output."""
         try:
             status = process.wait(KILL_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -252,7 +262,7 @@ class ChildProcess:
 
 
 class _DeathError(JobError):
-    """The process ended, with `status` as `subprocess` gives it."""
+    """The process ended with `status`, negative for a signal."""
 
     def __init__(self, reason: str, status: int | None = None) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""The measuring process: one per GPU, replaced when a job kills it, hangs it or loses its CUDA context."""
+"""The measuring process, replaced when a job kills it, hangs or loses the CUDA context, and the lock on its GPU."""
 
 from __future__ import annotations
 
@@ -23,67 +23,67 @@ from .process import ChildProcess
 
 R = TypeVar("R")
 
-# Memory is given back at once, unless the process hangs.
+# Freeing memory takes no time, unless the process hangs.
 FREE_LIMIT_S = 10.0
 _POLL_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class FreeJob(Job[None]):
-    """Give back what was kept for the next job of a task."""
+    """Free the memory that is cached for later jobs."""
 
     def run(self, context: Context) -> None:
-        """Free it."""
-        context.forget()
+        """Clear the cache."""
+        context.clear_cache()
 
 
 class Worker:
-    """Runs jobs one at a time in a process of its own, which keeps what the jobs of one task share.
+    """Runs jobs one at a time in a process that caches the objects shared by the jobs of a task.
 
-    With `interpret`, kernels run through Triton's interpreter on the CPU there. A process either interprets or compiles
-    for as long as it lives, whatever the parent does. With `lock`, it has the card to itself while a job runs. It keeps
-    what the last `room` tasks need.
+    With `interpret`, kernels run through Triton's interpreter on the CPU. A process either interprets or compiles for
+    its whole life, whatever its parent does. With `lock`, it has the GPU to itself while a job runs. The cache holds
+    the objects of the last `cache_size` tasks.
     """
 
-    def __init__(self, interpret: bool, lock: GpuLock | None = None, room: int = 1) -> None:
+    def __init__(self, interpret: bool, lock: GpuLock | None = None, cache_size: int = 1) -> None:
         self.interpret = interpret
         self._lock = lock
         self._closed = threading.Event()
         self._busy_s = 0.0
-        # The process dies with the thread that started it, so there is one for as long as the worker is open.
+        # The process dies with the thread that started it, so one thread lives as long as the worker.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self._process = ChildProcess(
-            Setup(interpret=interpret, preload=("torch",), room=room),
+            Setup(interpret=interpret, preload=("torch",), cache_size=cache_size),
             {"TRITON_INTERPRET": "1" if interpret else None, "TRITON_CACHE_DIR": str(triton_cache())},
         )
 
     @classmethod
-    def on(cls, gpu: Gpu, room: int = 1) -> Worker:
-        """A worker for `gpu`, the interpreter or the present one, whose card it shares with other runs."""
+    def on(cls, gpu: Gpu, cache_size: int = 1) -> Worker:
+        """A worker for the interpreter, or for the present GPU, which it shares with other runs through a lock."""
         uuid = None if gpu.is_interpreter else present_uuid()
-        return cls(gpu.is_interpreter, None if uuid is None else GpuLock(uuid), room)
+        return cls(gpu.is_interpreter, None if uuid is None else GpuLock(uuid), cache_size)
 
     @property
     def uuid(self) -> str | None:
-        """The card that is locked for each job, if one is."""
+        """UUID of the GPU that is locked for each job, None if none is."""
         return None if self._lock is None else self._lock.uuid
 
     @property
     def pid(self) -> int | None:
-        """The process now running, None before the first job and after its death."""
+        """The running process, None before the first job and after its death."""
         return self._process.pid
 
     @property
     def busy_s(self) -> float:
-        """For how many seconds jobs have had the process so far; waiting for the card does not count."""
+        """Seconds that jobs have taken so far, without the waiting for the GPU's lock."""
         return self._busy_s
 
     def run(self, job: Job[R], timeout_s: float, deadline: float = math.inf) -> R:
-        """The result of `job`, which for one that raised, died or took longer than `timeout_s` is the job's to say.
+        """The result of `job`; a job that raised, died or exceeded `timeout_s` gives its `result_after` the error.
 
-        Waiting for the card does not count, but ends, as starting a process and the job do, at `deadline` of
-        `time.monotonic`. Where a variant is to blame it is `Failed`; raises `JobError` where none is, as for a job that
-        the deadline or `close` ended, and `TunerError` when no process can be started.
+        Waiting for the GPU's lock does not count as time of the job, but ends at `deadline` of `time.monotonic`, as
+        starting a process and the job do. A variant that is to blame is `Failed`. Raises `JobError` where none is, as
+        when the deadline or `close` ended the job, and `TunerError` when no process can be started.
         """
         with contextlib.nullcontext() if self._lock is None else self._lock.held(deadline, self._closed):
             start = time.monotonic()
@@ -95,31 +95,31 @@ class Worker:
                 self._busy_s += time.monotonic() - start
         if self._closed.is_set() or time.monotonic() >= deadline:
             raise JobError(failure.reason)
-        return job.settle(failure, lambda rest: self.run(rest, timeout_s, deadline))
+        return job.result_after(failure, lambda rest: self.run(rest, timeout_s, deadline))
 
     def submit(self, job: Job[R], timeout_s: float, deadline: float = math.inf) -> Future[R]:
-        """Have `job` run, after those submitted before, as `run` does; the result is the future's."""
+        """Queue `job` behind those submitted before; the future gets the result of `run`."""
         return self._thread.submit(self.run, job, timeout_s, deadline)
 
     def start(self) -> None:
-        """Start the process, unless one runs, and do not wait until it can work."""
+        """Start the process, unless one runs, without waiting until it can work."""
         self._process.start()
 
     def ready(self, limit_s: float) -> bool:
-        """Start the process, unless one runs, and wait for it up to `limit_s` seconds; whether it can work now.
+        """Start the process, unless one runs, and wait up to `limit_s` seconds for it. True if it can work now.
 
         Raises `TunerError` when it cannot be started.
         """
         return self._process.ready(limit_s)
 
     def free(self) -> None:
-        """Have the process give back what it keeps, such as GPU memory; a process that does not run keeps nothing."""
+        """Free the memory that the process caches, the GPU's too. A process that does not run caches nothing."""
         if self.pid is not None:
             with contextlib.suppress(JobError):
                 self._process.run(FreeJob(), FREE_LIMIT_S)
 
     def close(self) -> None:
-        """End the process; a job that another thread runs in it, or waits for the card with, raises `JobError`."""
+        """End the process. A job of another thread that runs in it, or waits for the GPU, raises `JobError`."""
         self._closed.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._process.close()
@@ -133,40 +133,40 @@ class Worker:
 
 
 class GpuLock:
-    """A lock on the card `uuid` between the processes of one user; the kernel releases it when its holder dies.
+    """A lock on the GPU `uuid` between the processes of one user, released by the kernel when its holder dies.
 
-    Those that wait take turns with the holder, so that two runs interleave job by job.
+    Waiting processes take turns with the holder, so that two runs interleave job by job.
     """
 
     def __init__(self, uuid: str, folder: Path | None = None) -> None:
         self.uuid = uuid
         self._folder = folder or _lock_folder()
-        self._is_told = False
+        self._has_warned = False
 
     @contextlib.contextmanager
     def held(self, deadline: float = math.inf, closed: threading.Event | None = None) -> Generator[None]:
         """Hold the lock, waiting for it until `deadline` of `time.monotonic` passes or `closed` is set.
 
-        Raises `JobError` then. Where there can be no lock, as on a full disk, it warns once and goes on without.
+        Raises `JobError` then. Without a lock, as on a full disk, it warns once and goes on.
         """
         with contextlib.ExitStack() as files:
             try:
-                self._take(files, deadline, closed)
+                self._acquire(files, deadline, closed)
             except OSError as error:
-                self._tell(error)
+                self._warn(error)
             yield
 
-    def _take(self, files: contextlib.ExitStack, deadline: float, closed: threading.Event | None) -> None:
+    def _acquire(self, files: contextlib.ExitStack, deadline: float, closed: threading.Event | None) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        card = files.enter_context(self._file("lock").open("ab"))
-        # Whoever waits holds the place in the queue, so that the holder, who is quicker, cannot lock again first.
+        gpu = files.enter_context(self._file("lock").open("ab"))
+        # The first to wait holds the queue, so that the holder cannot lock the GPU again before it.
         with self._file("queue").open("ab") as queue:
             self._wait(queue, deadline, closed)
-            self._wait(card, deadline, closed)
+            self._wait(gpu, deadline, closed)
 
-    def _tell(self, error: OSError) -> None:
-        if not self._is_told:
-            self._is_told = True
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 f"GPU {self.uuid} cannot be locked in {str(self._folder)!r}: {error.strerror}; another run may time on "
                 "it at the same time",

@@ -11,7 +11,7 @@ from recording_samples import CHUNK, DECODE, FASTEST, small_recording, unified
 from t4 import invalidity, t4_document, write_t4
 
 from attention_tuner.kernel_templates.outcome import Failed, Outcome, Timed
-from attention_tuner.tuner.processes.limit import Limit
+from attention_tuner.tuner.processes.process import EXCEEDED
 from attention_tuner.tuner.recording import Recorded
 
 RECORDING = small_recording()
@@ -72,7 +72,7 @@ def test_reasons_without_a_time_are_named_in_the_words_of_t4() -> None:
     assert kinds == {("correct", 1.0): 50, ("correctness", 0.0): 1, ("compile", 0.0): 1, ("runtime", 0.0): 1,
                      ("constraints", 0.0): 1}
     assert all(not r["times"]["runtimes"] for r in results if r["invalidity"] != "correct")
-    hung: Outcome = Failed(unified(), "check", Limit(3.0).reason)
+    hung: Outcome = Failed(unified(), "check", f"{EXCEEDED} 3 s")
     assert invalidity(hung) == "timeout"
 
 

@@ -23,12 +23,12 @@ COMPILED = [
 
 
 def test_it_compiles_to_warpgroup_products_within_the_shared_memory_foretold():
-    with CompilePool(processes=2, limit_s=120) as pool:
+    with CompilePool(processes=2) as pool:
         for spec, variant in COMPILED:
             pool.submit(CompileJob(variant, spec, HOPPER, BATCH))
         found = {}
         while pool.pending:
-            found |= {job.variant: result for job, result in pool.results(wait_s=120)}
+            found |= {build.job.variant: build.result for build in pool.results(wait_s=120)}
     for spec, variant in COMPILED:
         facts = found[variant]
         assert isinstance(facts, StaticFacts), facts

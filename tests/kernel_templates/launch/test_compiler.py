@@ -109,13 +109,14 @@ COMPILED = [
 def facts() -> dict[Job, StaticFacts]:
     """What the compiler said, for GPUs that have all the shared memory asked for."""
     found: dict[Job, StaticFacts] = {}
-    with CompilePool(processes=2, limit_s=120) as pool:
+    with CompilePool(processes=2) as pool:
         for name in TARGETS:
             for _, spec, variant in (one for one in COMPILED if one[0] == name):
                 roomy = dataclasses.replace(TARGETS[name], shared_memory_bytes=2**30)
                 pool.submit(CompileJob(variant, spec, roomy, BATCH, lse=spec == RICH))
             while pool.pending:
-                for job, result in pool.results(10):
+                for build in pool.results(10):
+                    job, result = build.job, build.result
                     assert isinstance(result, StaticFacts), f"{name} {job.variant.key()}: {result}"
                     found[name, job.spec, job.variant] = result
     return found
@@ -188,12 +189,12 @@ def test_the_estimate_is_at_most_a_tile_of_probabilities_too_high(facts: dict[Jo
 def test_the_code_does_not_depend_on_the_batch():
     variant = Variant.of("unified", 16, unified(16, 16).as_dict() | {"num_segments": 16})
     found: list[StaticFacts] = []
-    with CompilePool(processes=2, limit_s=120) as pool:
+    with CompilePool(processes=2) as pool:
         # Of one sequence, few, or many to merge.
         for text in ("1x1@9", "1x1@60000", "64x1@60000"):
             pool.submit(CompileJob(variant, SPEC, TARGETS["sm_90"], Batch.parse(text)))
         while pool.pending:
-            found += [result for _, result in pool.results(10) if isinstance(result, StaticFacts)]
+            found += [build.result for build in pool.results(10) if isinstance(build.result, StaticFacts)]
     assert len(found) == 3
     assert len({facts.code_hash for facts in found}) == 1
 

@@ -188,9 +188,9 @@ def test_a_full_check_job_is_picklable_and_its_variant_is_to_blame() -> None:
     job = FullCheckJob(SPEC, ONE.variant, CASE)
     assert pickle.loads(pickle.dumps(job)) == job
     blamed = JobError("killed by SIGSEGV", "verification", ONE.variant)
-    assert job.settle(blamed, never) == CaseResult("verification", "failed", reason="killed by SIGSEGV")
+    assert job.result_after(blamed, never) == CaseResult("verification", "failed", reason="killed by SIGSEGV")
     with pytest.raises(JobError, match="no reference"):
-        job.settle(JobError("no reference", "reference"), never)
+        job.result_after(JobError("no reference", "reference"), never)
 
 
 def test_the_reference_of_a_case_is_kept_for_the_next_variant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_the_reference_of_a_case_is_kept_for_the_next_variant(monkeypatch: pytes
     for variant in (ONE.variant, TWO.variant):
         assert FullCheckJob(SPEC, variant, CASE).run(context).state == "passed"
     assert made == [CASE]
-    assert [(at.stage, at.variant) for at in said] == [
+    assert [(stage.name, stage.variant) for stage in said] == [
         ("reference", None), ("verification", ONE.variant), ("reference", None), ("verification", TWO.variant)]
     FullCheckJob(SPEC, ONE.variant, Case("other", CASE.batch)).run(context)
     assert len(made) == 2
@@ -211,8 +211,8 @@ def test_the_reference_of_a_case_is_kept_for_the_next_variant(monkeypatch: pytes
 def test_a_variant_is_sanitized_with_nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[object] = []
     context = Context(True, lambda _: None)
-    context.keep("x", object)
+    context.cached("x", object)
     monkeypatch.setattr(full_check_run, "sanitize",
-                        lambda *_: kept.append(dict(context._kept)) or CaseResult("compute-sanitizer", "passed"))
+                        lambda *_: kept.append(dict(context._cache)) or CaseResult("compute-sanitizer", "passed"))
     assert SanitizeJob(SPEC, ONE.variant).run(context).state == "passed"
     assert kept == [{}]

@@ -33,8 +33,8 @@ def test_jobs_load_no_torch() -> None:
 
 def test_a_measurement_fails_at_the_stage_it_had_reached() -> None:
     job = MeasureJob(TASK, ONE, 5)
-    assert job.settle(JobError("killed by SIGKILL", "time", ONE), never) == Failed(ONE, "time", "killed by SIGKILL")
-    assert job.settle(JobError("hung"), never) == Failed(ONE, "check", "hung")
+    assert job.result_after(JobError("killed", "time", ONE), never) == Failed(ONE, "time", "killed")
+    assert job.result_after(JobError("hung"), never) == Failed(ONE, "check", "hung")
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_a_race_goes_on_without_the_one_to_blame() -> None:
 
     job = RaceJob(TASK, (ONE, TWO, THREE), 10, seed=4)
     lost = Failed(TWO, "time", "hung")
-    result = job.settle(JobError("hung", "time", TWO), again)
+    result = job.result_after(JobError("hung", "time", TWO), again)
     assert result == RaceResult({ONE: TIMING, TWO: lost, THREE: TIMING}, 4, 1, (0.1,) * 5)
 
 
 def test_a_race_of_one_that_fails_is_not_run_again() -> None:
     job = RaceJob(TASK, (ONE,), 10)
-    result = job.settle(JobError("hung", "time", ONE), never)
+    result = job.result_after(JobError("hung", "time", ONE), never)
     assert result == RaceResult({ONE: Failed(ONE, "time", "hung")})
 
 
@@ -96,7 +96,7 @@ def test_a_race_is_steady_when_as_many_blocks_count_as_were_asked_for() -> None:
 
 def test_a_race_that_nobody_spoilt_raises() -> None:
     with pytest.raises(JobError, match="hung"):
-        RaceJob(TASK, (ONE, TWO), 10).settle(JobError("hung"), never)
+        RaceJob(TASK, (ONE, TWO), 10).result_after(JobError("hung"), never)
 
 
 def test_what_comes_before_the_blocks_of_a_race_counts_against_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,5 +125,5 @@ def test_a_race_that_is_lost_afterwards_still_tells_who_was_to_blame_before() ->
     def again(job: Job[RaceResult]) -> RaceResult:
         raise JobError("killed by SIGKILL")
 
-    result = RaceJob(TASK, (ONE, TWO), 10).settle(JobError("hung", "time", TWO), again)
+    result = RaceJob(TASK, (ONE, TWO), 10).result_after(JobError("hung", "time", TWO), again)
     assert result == RaceResult({TWO: Failed(TWO, "time", "hung")})

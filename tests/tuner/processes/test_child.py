@@ -4,7 +4,7 @@ import pytest
 from job_faults import VARIANT, Echo
 
 from attention_tuner.kernel_templates.outcome import JobError
-from attention_tuner.tuner.processes.child import REASON_LENGTH, At, Context, one_line
+from attention_tuner.tuner.processes.child import REASON_LENGTH, Context, Stage, one_line
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from attention_tuner.tuner.processes.child import REASON_LENGTH, At, Context, on
         ("at 12:5:\n    x = tl.dot(a, b)\n        ^\nshapes do not fit", "ValueError: shapes do not fit"),
     ],
 )
-def test_a_reason_is_the_line_that_says_most(message: str, line: str) -> None:
+def test_a_reason_is_the_most_telling_line(message: str, line: str) -> None:
     assert one_line(ValueError(message)) == line
 
 
@@ -24,7 +24,7 @@ def test_a_reason_is_bounded() -> None:
     assert len(one_line(ValueError("x" * 10_000))) == REASON_LENGTH
 
 
-def test_a_context_keeps_the_last_key_and_frees_the_one_before_first() -> None:
+def test_a_full_cache_frees_its_oldest_object_before_a_new_one_is_made() -> None:
     context = Context(False, lambda message: None)
     made: list[str] = []
 
@@ -35,33 +35,33 @@ def test_a_context_keeps_the_last_key_and_frees_the_one_before_first() -> None:
         def __del__(self) -> None:
             made.append("freed")
 
-    first = id(context.keep("a", lambda: Resource("a")))
-    assert id(context.keep("a", lambda: Resource("again"))) == first
-    context.keep("b", lambda: Resource("b"))
+    first = id(context.cached("a", lambda: Resource("a")))
+    assert id(context.cached("a", lambda: Resource("again"))) == first
+    context.cached("b", lambda: Resource("b"))
     assert made == ["a", "freed", "b"]
 
 
-def test_a_context_keeps_nothing_of_a_failed_making() -> None:
+def test_an_object_whose_making_failed_is_not_cached() -> None:
     context = Context(False, lambda message: None)
     with pytest.raises(ZeroDivisionError):
-        context.keep("a", lambda: 1 // 0)
-    assert context.keep("a", lambda: 7) == 7
+        context.cached("a", lambda: 1 // 0)
+    assert context.cached("a", lambda: 7) == 7
 
 
-def test_a_context_tells_the_parent_what_it_is_at() -> None:
+def test_a_stage_is_sent_to_the_parent() -> None:
     sent: list[Any] = []
-    Context(False, sent.append).at("check", VARIANT)
-    assert sent == [At("check", VARIANT)]
+    Context(False, sent.append).report_stage("check", VARIANT)
+    assert sent == [Stage("check", VARIANT)]
 
 
-def test_a_job_without_a_variant_settles_by_raising() -> None:
+def test_a_failed_job_raises_its_error_by_default() -> None:
     with pytest.raises(JobError, match="killed"):
-        Echo(1).settle(JobError("killed by SIGKILL"), lambda job: 1)
+        Echo(1).result_after(JobError("killed by SIGKILL"), lambda job: 1)
 
 
-def test_a_context_frees_what_it_keeps_when_told_to() -> None:
+def test_a_cleared_cache_is_empty() -> None:
     context = Context(interpret=True, send=lambda message: None)
-    kept = context.keep("task", object)
-    assert context.keep("task", object) is kept
-    context.forget()
-    assert context.keep("task", object) is not kept
+    cached = context.cached("task", object)
+    assert context.cached("task", object) is cached
+    context.clear_cache()
+    assert context.cached("task", object) is not cached

@@ -4,7 +4,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
@@ -13,10 +14,11 @@ import pytest
 
 from attention_tuner.kernel_templates.errors import TunerError
 from attention_tuner.kernel_templates.outcome import JobError
+from attention_tuner.tuner.processes import process
 from attention_tuner.tuner.processes.child import Setup
-from attention_tuner.tuner.processes.process import LOG_BYTES, ChildProcess
+from attention_tuner.tuner.processes.process import LOG_BYTES, ChildProcess, JobTimeoutError
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture
@@ -32,11 +34,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until_dead(pid: int) -> bool:
-    deadline = time.monotonic() + 10
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not is_alive(pid)
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_until_dead(pid: int | None) -> None:
+    assert pid is not None
+    wait_until(lambda: not is_alive(pid))
 
 
 def test_a_job_runs_in_a_session_of_its_own(child: ChildProcess) -> None:
@@ -56,7 +63,7 @@ def test_an_exception_names_the_variant_and_harms_nothing(child: ChildProcess) -
     assert child.pid == pid
 
 
-def test_what_one_job_was_at_is_not_blamed_on_the_next(child: ChildProcess) -> None:
+def test_the_stage_of_one_job_is_not_blamed_on_the_next(child: ChildProcess) -> None:
     with pytest.raises(JobError):
         child.run(faults.Raise(), LIMIT_S)
     with pytest.raises(JobError) as caught:
@@ -67,10 +74,8 @@ def test_what_one_job_was_at_is_not_blamed_on_the_next(child: ChildProcess) -> N
 def test_a_hang_is_killed_at_its_limit(child: ChildProcess) -> None:
     child.run(faults.Echo(1), LIMIT_S)
     pid = child.pid
-    start = time.monotonic()
-    with pytest.raises(JobError, match=r"^gave no result within 0\.5 s$") as caught:
+    with pytest.raises(JobTimeoutError, match=r"^gave no result within 0\.5 s$") as caught:
         child.run(faults.Hang(), 0.5)
-    assert time.monotonic() - start < 3
     assert (caught.value.stage, caught.value.variant) == ("time", faults.VARIANT)
     assert pid is not None
     assert not is_alive(pid)
@@ -79,13 +84,16 @@ def test_a_hang_is_killed_at_its_limit(child: ChildProcess) -> None:
 
 def test_what_a_job_started_dies_with_it(child: ChildProcess, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    child.run(faults.Echo(1), LIMIT_S)
-    with pytest.raises(JobError):
-        child.run(faults.HangWithHelper(str(pid_file)), 1.5)
-    assert wait_until_dead(int(pid_file.read_text()))
+    with ThreadPoolExecutor() as threads:
+        job = threads.submit(child.run, faults.HangWithHelper(str(pid_file)), LIMIT_S)
+        wait_until(lambda: pid_file.exists() and bool(pid_file.read_text()))
+        child.close()
+        with pytest.raises(JobError):
+            job.result()
+    wait_until_dead(int(pid_file.read_text()))
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_death_is_named_by_its_signal(child: ChildProcess, number: signal.Signals) -> None:
     with pytest.raises(JobError, match=f"^killed by {number.name}$") as caught:
         child.run(faults.Die(number), LIMIT_S)
@@ -97,33 +105,42 @@ def test_a_death_between_two_jobs_costs_neither(child: ChildProcess) -> None:
     child.run(faults.Echo(1), LIMIT_S)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
-    assert wait_until_dead(child.pid)
+    wait_until_dead(child.pid)
     assert child.run(faults.Echo(2), LIMIT_S) == 2
 
 
-def test_a_job_whose_process_is_killed_from_outside_is_run_again(child: ChildProcess) -> None:
+def kill_when_it_hangs(child: ChildProcess, file: Path) -> None:
+    wait_until(file.exists)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+
+
+def test_a_job_whose_process_is_killed_from_outside_is_run_again(child: ChildProcess, tmp_path: Path) -> None:
     child.run(faults.Echo(1), LIMIT_S)
     pid = child.pid
-    assert pid is not None
-    timer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
-    timer.start()
-    assert child.run(faults.Sleep(1.0), LIMIT_S) == "slept"
-    timer.join()
-    assert child.pid != pid
-    # One that has not begun was not what the process died of.
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGTERM)
+    with ThreadPoolExecutor() as threads:
+        threads.submit(kill_when_it_hangs, child, tmp_path / "begun")
+        assert child.run(faults.HangOnce(str(tmp_path / "begun")), LIMIT_S) == "done"
+    assert child.pid not in (None, pid)
+    # A job that had not begun did not kill the process.
+    os.kill(child.pid or 0, signal.SIGTERM)
     assert child.run(faults.Echo(2), LIMIT_S) == 2
 
 
-def test_a_job_that_is_run_again_gets_no_more_time(child: ChildProcess) -> None:
+def test_a_job_that_is_run_again_gets_the_time_that_is_left(child: ChildProcess, tmp_path: Path) -> None:
     child.run(faults.Echo(1), LIMIT_S)
-    assert child.pid is not None
-    threading.Timer(0.5, os.kill, (child.pid, signal.SIGKILL)).start()
-    start = time.monotonic()
-    with pytest.raises(JobError, match=r"^gave no result within"):
-        child.run(faults.Hang(), 2.0)
-    assert time.monotonic() - start < 5
+    file = tmp_path / "pid"
+    limit_s = 5.0
+
+    def kill_first() -> None:
+        wait_until(lambda: file.exists() and bool(file.read_text()))
+        kill_when_it_hangs(child, file)
+
+    with ThreadPoolExecutor() as threads:
+        threads.submit(kill_first)
+        with pytest.raises(JobTimeoutError) as caught:
+            child.run(faults.HangWithHelper(str(file)), limit_s)
+    assert float(caught.value.reason.split()[-2]) < limit_s
 
 
 def test_a_death_is_explained_by_what_was_said(child: ChildProcess) -> None:
@@ -148,8 +165,9 @@ def test_nothing_that_a_child_prints_is_seen(child: ChildProcess, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_a_child_prints_is_bounded(child: ChildProcess) -> None:
-    child.run(faults.Shout(2 * LOG_BYTES, then_s=1.5), LIMIT_S)
+def test_what_a_child_prints_is_bounded(child: ChildProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_TICK_S", 0.05)
+    child.run(faults.Shout(2 * LOG_BYTES, then_s=1.0), LIMIT_S)
     assert os.fstat(child._log.fileno()).st_size < LOG_BYTES
 
 
@@ -167,6 +185,7 @@ def test_a_child_dies_with_its_parent() -> None:
     script = """
 import sys
 import job_faults as faults
+from attention_tuner.tuner.processes import process
 from attention_tuner.tuner.processes.child import Setup
 from attention_tuner.tuner.processes.process import ChildProcess
 child = ChildProcess(Setup())
@@ -182,7 +201,7 @@ child.run(faults.Hang(), 1000)
     assert is_alive(pid)
     parent.kill()
     parent.wait()
-    assert wait_until_dead(pid)
+    wait_until_dead(pid)
 
 
 def test_an_interrupt_is_the_parents_to_handle(child: ChildProcess) -> None:
@@ -213,7 +232,7 @@ def test_environment_and_niceness_are_the_childs_alone(monkeypatch: pytest.Monke
     monkeypatch.setenv("REMOVED_THERE", "1")
     with ChildProcess(Setup(niceness=5), {"ADDED_THERE": "yes", "REMOVED_THERE": None}) as child:
         question = "(os.environ.get('ADDED_THERE'), 'REMOVED_THERE' in os.environ, os.nice(0))"
-        assert child.run(faults.Ask(question), LIMIT_S) == ("yes", False, os.nice(0) + 5)
+        assert child.run(faults.Ask(question), LIMIT_S) == ("yes", False, min(19, os.nice(0) + 5))
     assert "ADDED_THERE" not in os.environ
 
 
@@ -228,15 +247,6 @@ def test_close_ends_a_running_job_from_another_thread(child: ChildProcess) -> No
         child.run(faults.Echo(1), LIMIT_S)
 
 
-def test_cpu_time_is_limited_apart_from_waiting(child: ChildProcess) -> None:
-    child.run(faults.Echo(1), LIMIT_S)
-    assert child.run(faults.Sleep(0.8), 0.3, cpu_time=True) == "slept"
-    with pytest.raises(JobError, match=r"^took more than 0\.5 s of CPU time$"):
-        child.run(faults.Spin(), 0.5, cpu_time=True)
-    with pytest.raises(JobError, match=r"^gave no result"):
-        child.run(faults.Hang(), 0.2, cpu_time=True)
-
-
 def test_a_process_that_cannot_start_is_nobodys_fault() -> None:
     with (
         ChildProcess(Setup(preload=("no_such_module",))) as child,
@@ -246,21 +256,21 @@ def test_a_process_that_cannot_start_is_nobodys_fault() -> None:
     assert not isinstance(caught.value, JobError)
 
 
-def test_what_a_job_keeps_is_found_until_another_key_is_kept(child: ChildProcess) -> None:
-    first = child.run(faults.Keep("a"), LIMIT_S)
-    assert child.run(faults.Keep("a"), LIMIT_S) == first
-    child.run(faults.Keep("b"), LIMIT_S)
-    assert child.run(faults.Keep("a"), LIMIT_S) != first
+def test_a_cached_object_is_found_until_another_key_is_cached(child: ChildProcess) -> None:
+    first = child.run(faults.Cache("a"), LIMIT_S)
+    assert child.run(faults.Cache("a"), LIMIT_S) == first
+    child.run(faults.Cache("b"), LIMIT_S)
+    assert child.run(faults.Cache("a"), LIMIT_S) != first
 
 
-def test_a_process_with_room_keeps_what_the_last_keys_need() -> None:
-    with ChildProcess(Setup(room=2)) as child:
-        first, second = (child.run(faults.Keep(key), LIMIT_S) for key in "ab")
-        assert child.run(faults.Keep("a"), LIMIT_S) == first
-        child.run(faults.Keep("c"), LIMIT_S)
-        # The one that was not asked for the longest had to go.
-        assert child.run(faults.Keep("a"), LIMIT_S) == first
-        assert child.run(faults.Keep("b"), LIMIT_S) != second
+def test_a_larger_cache_holds_the_keys_used_last() -> None:
+    with ChildProcess(Setup(cache_size=2)) as child:
+        first, second = (child.run(faults.Cache(key), LIMIT_S) for key in "ab")
+        assert child.run(faults.Cache("a"), LIMIT_S) == first
+        child.run(faults.Cache("c"), LIMIT_S)
+        # The key that was unused for the longest had to go.
+        assert child.run(faults.Cache("a"), LIMIT_S) == first
+        assert child.run(faults.Cache("b"), LIMIT_S) != second
 
 
 @pytest.mark.gpu
@@ -281,19 +291,16 @@ def test_a_process_can_be_started_ahead_of_its_first_job() -> None:
         child.start()
         assert child.run(faults.Ask("os.getpid()"), 60) == pid
         os.kill(pid or 0, signal.SIGKILL)
-        assert wait_until_dead(pid or 0)
+        wait_until_dead(pid)
         assert child.ready(60)
         assert child.pid not in (None, pid)
     assert not child.ready(60)
 
 
 def test_waiting_for_a_process_that_starts_slowly_ends_in_time() -> None:
-    with ChildProcess(Setup(preload=("slow_to_import",)), {"SLOW_S": "5"}) as child:
-        start = time.monotonic()
-        assert not child.ready(0.2)
-        assert time.monotonic() - start < 2
+    with ChildProcess(Setup(preload=("slow_to_import",)), {"SLOW_S": "2"}) as child:
+        assert not child.ready(0.1)
         assert child.ready(60)
-        assert time.monotonic() - start >= 3
 
 
 def test_a_process_that_cannot_start_says_so_when_it_is_waited_for() -> None:
@@ -302,11 +309,9 @@ def test_a_process_that_cannot_start_says_so_when_it_is_waited_for() -> None:
 
 
 def test_starting_a_process_ends_at_the_deadline_too() -> None:
-    with ChildProcess(Setup(preload=("torch",))) as child:
-        begin = time.monotonic()
+    with ChildProcess(Setup(preload=("slow_to_import",)), {"SLOW_S": "1000"}) as child:
         with pytest.raises(JobError, match="before it could begin"):
-            child.run(faults.Echo(1), LIMIT_S, deadline=begin + 0.1)
-        assert time.monotonic() - begin < 1
+            child.run(faults.Echo(1), LIMIT_S, deadline=time.monotonic() + 0.1)
         assert child.pid is None
         with pytest.raises(JobError, match="before it could begin"):
             child.run(faults.Echo(1), LIMIT_S, deadline=time.monotonic())

@@ -8,9 +8,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import job_faults as faults
@@ -23,7 +22,7 @@ from attention_tuner.kernel_templates.outcome import Failed, JobError, Regime, T
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.measure.jobs import LOOKS, MeasureJob, PrepareJob, RaceJob
+from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob, RaceJob
 from attention_tuner.tuner.measure.rates import RatesJob
 from attention_tuner.tuner.processes.worker import FreeJob, GpuLock, Worker
 
@@ -47,20 +46,40 @@ for _ in range(10):
         time.sleep(0.02)
         print(start, time.monotonic(), flush=True)
 """
-LIMIT_S = 60.0
-TASK = Task(AttentionSpec(4, 2, 64), Batch.parse("1x16@32,2x1@40"), 16)
+LIMIT_S = 120.0
+TASK = Task(AttentionSpec(2, 1, 64, dtype="float16"), Batch.parse("1x3@20,1x1@70"), 16)
 UNKNOWN = Variant.of("no_such_template", 16, {"block_m": 16})
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker(interpret=True) as worker:
+def lock(tmp_path_factory: pytest.TempPathFactory) -> GpuLock:
+    return GpuLock(UUID, tmp_path_factory.mktemp("locks"))
+
+
+@pytest.fixture(scope="module")
+def worker(lock: GpuLock) -> Iterator[Worker]:
+    with Worker(interpret=True, lock=lock) as worker:
         yield worker
 
 
 @pytest.fixture(scope="module")
 def default() -> Variant:
     return default_variant(TASK.spec, TASK.batch, TASK.page_size)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_held(lock: GpuLock) -> bool:
+    try:
+        with lock.held(0):
+            return False
+    except JobError:
+        return True
 
 
 def test_a_worker_either_interprets_or_compiles(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,16 +107,24 @@ def test_a_variant_that_cannot_run_fails_alone(worker: Worker, default: Variant)
     assert isinstance(worker.run(MeasureJob(TASK, default, samples=1), LIMIT_S), Timed)
 
 
-def test_a_measurement_that_hangs_fails_alone(worker: Worker, default: Variant) -> None:
-    huge = Task(TASK.spec, Batch.parse("1x512@4096"), 16)
-    outcome = worker.run(MeasureJob(huge, default, samples=1), 2.0)
-    assert outcome == Failed(default, "check", "gave no result within 2 s")
+def test_a_measurement_that_hangs_fails_alone_and_one_that_the_deadline_ends_is_blamed_on_no_variant(
+    worker: Worker, default: Variant
+) -> None:
+    hanging = faults.HangingMeasurement(TASK, default, samples=1)
+    assert worker.ready(LIMIT_S)
+    assert worker.run(hanging, 0.5) == Failed(default, "check", "gave no result within 0.5 s")
+    assert worker.ready(LIMIT_S)
+    with pytest.raises(JobError, match=r"gave no result|could begin") as caught:
+        worker.run(hanging, LIMIT_S, time.monotonic() + 0.5)
+    assert caught.value.variant is None
+    assert worker.pid is None
     assert isinstance(worker.run(MeasureJob(TASK, default, samples=1), LIMIT_S), Timed)
 
 
-def test_a_race_times_all_and_drops_the_one_that_fails(worker: Worker, default: Variant) -> None:
+def test_a_race_times_all_and_drops_the_one_that_fails(worker: Worker, lock: GpuLock, default: Variant) -> None:
     other = default.replace(num_warps=8)
-    race = worker.run(RaceJob(TASK, (default, UNKNOWN, other), rounds=2, seed=1), LIMIT_S)
+    job = RaceJob(TASK, (default, UNKNOWN, other), rounds=2, seed=1)
+    race = worker.run(job, LIMIT_S, time.monotonic() + LIMIT_S)
     assert isinstance(race.timings[UNKNOWN], Failed)
     assert race.is_steady
     assert race.sentinels_ms == ()
@@ -105,51 +132,94 @@ def test_a_race_times_all_and_drops_the_one_that_fails(worker: Worker, default: 
         timing = race.timings[variant]
         assert isinstance(timing, Timing)
         assert len(timing.samples_ms) == 2
+    assert not is_held(lock)
 
 
-def test_a_worker_with_a_lock_has_the_card_for_each_job_and_no_longer(tmp_path: Path, default: Variant) -> None:
-    lock = GpuLock("GPU-1", tmp_path)
-    with Worker(interpret=True, lock=lock) as worker:
-        assert worker.uuid == "GPU-1"
-        running = worker.submit(faults.Sleep(1.0), LIMIT_S)
-        time.sleep(0.5)
-        with pytest.raises(JobError, match="another run kept GPU GPU-1"), lock.held(0):
-            pass
-        assert running.result() == "slept"
-        with lock.held(0):
-            with pytest.raises(JobError, match="another run kept GPU GPU-1"):
-                # No variant is to blame for a card that is taken.
-                worker.run(MeasureJob(TASK, default, samples=1), LIMIT_S, deadline=time.monotonic() + 0.1)
-            assert worker.pid is not None
+def test_one_code_and_launch_is_measured_once(worker: Worker, default: Variant) -> None:
+    def measure(variant: Variant, code: str = "c", seed: int = 5) -> Timed:
+        outcome = worker.run(MeasureJob(TASK, variant, samples=2, seed=seed, code=code), LIMIT_S)
+        assert isinstance(outcome, Timed), outcome
+        return outcome
+
+    first, twin = measure(default), default.replace(num_warps=8)
+    assert first.same_as is None
+    assert measure(twin) == Timed(twin, first.check, first.timing, same_as=default)
+    # Other code, another launch, other inputs.
+    for other in (measure(twin, code="d"), measure(default.replace(num_segments=2)), measure(twin, seed=6)):
+        assert other.same_as is None
+        assert other.timing.samples_ms != first.timing.samples_ms
 
 
-def test_waiting_for_the_card_is_not_counted_but_the_deadline_is(tmp_path: Path) -> None:
-    lock = GpuLock("GPU-1", tmp_path)
-    with Worker(interpret=True, lock=lock) as worker, ThreadPoolExecutor() as threads:
-        assert worker.run(faults.Sleep(0), LIMIT_S) == "slept"
-        with lock.held():
-            waiting = threads.submit(worker.run, faults.Sleep(0.5), 1.0)
-            time.sleep(1.5)
-            assert not waiting.done()
-        assert waiting.result() == "slept"
-        with pytest.raises(JobError, match="gave no result"):
-            worker.run(faults.Sleep(1000), LIMIT_S, deadline=time.monotonic() + 0.3)
+def test_the_objects_of_a_task_can_be_prepared_and_freed(worker: Worker) -> None:
+    cached = faults.Ask("[type(one).__name__ for one in context._cache.values()]")
+    assert worker.run(PrepareJob(TASK, 0, Regime("interpreter")), LIMIT_S) > 0
+    assert worker.run(cached, LIMIT_S) == ["Workbench"]
+    worker.free()
+    assert worker.run(cached, LIMIT_S) == []
 
 
-def test_a_job_that_fails_and_is_settled_lets_go_of_the_card(tmp_path: Path, default: Variant) -> None:
-    lock = GpuLock("GPU-1", tmp_path)
-    with Worker(interpret=True, lock=lock) as worker:
-        race = worker.run(RaceJob(TASK, (default, UNKNOWN), rounds=1), LIMIT_S, time.monotonic() + LIMIT_S)
-        assert isinstance(race.timings[UNKNOWN], Failed)
-        assert isinstance(race.timings[default], Timing)
-    with lock.held(0):
-        pass
+def test_a_job_has_the_gpu_to_itself_and_no_longer(worker: Worker, lock: GpuLock, tmp_path: Path) -> None:
+    running = worker.submit(faults.WaitFor(str(tmp_path / "go")), LIMIT_S)
+    wait_until(lambda: is_held(lock))
+    assert not running.done()
+    (tmp_path / "go").touch()
+    running.result()
+    assert not is_held(lock)
 
 
-def test_the_interpreter_needs_no_lock() -> None:
-    with Worker.on(INTERPRETER) as worker:
-        assert worker.interpret
-        assert worker.uuid is None
+def test_a_gpu_that_another_run_keeps_until_the_deadline_is_blamed_on_no_variant(
+    worker: Worker, lock: GpuLock, default: Variant
+) -> None:
+    with lock.held(), pytest.raises(JobError, match=f"another run kept GPU {UUID}"):
+        worker.run(MeasureJob(TASK, default, samples=1), LIMIT_S, deadline=time.monotonic() + 0.1)
+
+
+def test_only_the_job_itself_counts_as_busy_and_against_its_limit(worker: Worker, lock: GpuLock) -> None:
+    assert worker.ready(LIMIT_S)
+    busy_s = worker.busy_s
+    with lock.held():
+        waiting = worker.submit(faults.Sleep(0.2), 1.9)
+        time.sleep(2)
+        assert not waiting.done()
+    assert waiting.result() == "slept"
+    assert 0.2 <= worker.busy_s - busy_s < 1.9
+
+
+def test_a_worker_can_be_started_ahead_and_a_killed_one_is_not_started_again_to_be_freed() -> None:
+    with Worker.on(INTERPRETER) as other:
+        assert other.interpret
+        # Nobody else can be disturbed on the CPU.
+        assert other.uuid is None
+        other.free()
+        assert other.pid is None
+        other.start()
+        pid = other.pid
+        assert pid is not None
+        assert not other.ready(0)
+        assert other.ready(LIMIT_S)
+        first, second = other.submit(faults.Sleep(0.0), LIMIT_S), other.submit(faults.Ask("os.getpid()"), LIMIT_S)
+        assert second.result() == pid
+        assert first.result() == "slept"
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: other.pid is None)
+        other.free()
+        assert other.pid is None
+
+
+def test_closing_ends_a_running_job() -> None:
+    with Worker(interpret=True) as other:
+        running = other.submit(faults.Sleep(1000), LIMIT_S)
+    with pytest.raises(JobError, match=r"closed|SIGKILL"):
+        running.result()
+
+
+def test_closing_ends_the_wait_for_a_gpu_that_another_run_keeps(lock: GpuLock) -> None:
+    with lock.held():
+        other = Worker(interpret=True, lock=lock)
+        waiting = other.submit(faults.Sleep(0), LIMIT_S)
+        other.close()
+        with pytest.raises((JobError, CancelledError)):
+            waiting.result(0)
 
 
 def test_a_job_without_a_variant_raises(worker: Worker) -> None:
@@ -173,7 +243,7 @@ def test_an_illegal_access_is_one_variants_and_costs_the_process(default: Varian
 
 
 @pytest.mark.gpu
-def test_a_race_on_a_gpu_has_sentinels_and_the_card_to_itself(default: Variant) -> None:
+def test_a_race_on_a_gpu_has_sentinels_and_the_gpu_to_itself(default: Variant) -> None:
     from attention_tuner.kernel_templates.launch.device import present_gpu
 
     gpu = present_gpu()
@@ -191,116 +261,6 @@ def test_a_race_on_a_gpu_has_sentinels_and_the_card_to_itself(default: Variant) 
             assert len(timing.samples_ms) == 12
     with GpuLock(uuid).held(0), Worker.on(gpu) as late, pytest.raises(JobError, match=uuid):
         late.run(FreeJob(), 120, time.monotonic() + 0.1)
-
-
-def test_one_code_and_launch_is_measured_once(worker: Worker, default: Variant) -> None:
-    def measure(variant: Variant, code: str = "c", seed: int = 5) -> Timed:
-        outcome = worker.run(MeasureJob(TASK, variant, samples=2, seed=seed, code=code), LIMIT_S)
-        assert isinstance(outcome, Timed), outcome
-        return outcome
-
-    first, twin = measure(default), default.replace(num_warps=8)
-    assert first.same_as is None
-    assert measure(twin) == Timed(twin, first.check, first.timing, same_as=default)
-    # Other code, another launch, other inputs.
-    for other in (measure(twin, code="d"), measure(default.replace(num_segments=2)), measure(twin, seed=6)):
-        assert other.same_as is None
-        assert other.timing.samples_ms != first.timing.samples_ms
-
-
-def test_what_is_clearly_slower_than_its_rival_takes_few_samples(worker: Worker, default: Variant) -> None:
-    taken: list[int] = []
-    # A launch through the interpreter takes a second at most.
-    for number, rival_ms in enumerate((None, 1e-6, 1e6)):
-        job = MeasureJob(TASK, default, samples=3, rival_ms=rival_ms, code=str(number))
-        outcome = worker.run(job, LIMIT_S)
-        assert isinstance(outcome, Timed)
-        taken.append(len(outcome.timing.samples_ms))
-    assert taken == [3, LOOKS[0][0], 3]
-
-
-def test_what_a_task_needs_can_be_prepared_and_given_back(worker: Worker, default: Variant) -> None:
-    kept = faults.Ask("[type(one).__name__ for one in context._kept.values()]")
-    assert worker.run(PrepareJob(TASK, 0, Regime("interpreter")), LIMIT_S) > 0
-    assert worker.run(kept, LIMIT_S) == ["Workbench"]
-    worker.free()
-    assert worker.run(kept, LIMIT_S) == []
-    with Worker(interpret=True) as idle:
-        idle.free()
-        assert idle.pid is None
-
-
-def test_a_worker_can_be_started_ahead_and_jobs_submitted(worker: Worker) -> None:
-    with Worker(interpret=True) as other:
-        other.start()
-        pid = other.pid
-        assert pid is not None
-        assert not other.ready(0)
-        assert other.ready(LIMIT_S)
-        first, second = other.submit(faults.Sleep(0.2), LIMIT_S), other.submit(faults.Ask("os.getpid()"), LIMIT_S)
-        assert not first.done()
-        assert second.result() == pid
-        assert first.result() == "slept"
-        with pytest.raises(JobError, match="gave no result"):
-            other.submit(faults.Sleep(1000), LIMIT_S, time.monotonic() + 0.3).result()
-
-
-def test_closing_ends_what_was_submitted() -> None:
-    with Worker(interpret=True) as worker:
-        assert worker.ready(LIMIT_S)
-        running = worker.submit(faults.Sleep(1000), LIMIT_S)
-        time.sleep(0.2)
-    with pytest.raises(JobError, match=r"closed|SIGKILL"):
-        running.result()
-
-
-def test_closing_ends_the_wait_for_a_card_that_another_run_keeps(tmp_path: Path) -> None:
-    lock = GpuLock("GPU-1", tmp_path)
-    with ThreadPoolExecutor() as threads, lock.held():
-        worker = Worker(interpret=True, lock=lock)
-        waiting = worker.submit(faults.Sleep(0), LIMIT_S)
-        time.sleep(0.1)
-        threads.submit(worker.close).result(5)
-        with pytest.raises(JobError, match="closed"):
-            waiting.result(0)
-
-
-def test_what_the_deadline_ends_is_blamed_on_no_variant(worker: Worker, default: Variant) -> None:
-    huge = Task(TASK.spec, Batch.parse("1x512@4096"), 16)
-    assert worker.ready(LIMIT_S)
-    for job in (MeasureJob(huge, default, samples=1), RaceJob(huge, (default, default.replace(num_warps=8)), 9)):
-        deadline = time.monotonic() + 1.0
-        with pytest.raises(JobError, match=r"gave no result|could begin") as caught:
-            worker.run(job, LIMIT_S, deadline)
-        assert caught.value.variant is None
-        assert time.monotonic() < deadline + 1
-        assert worker.pid is None
-        assert worker.ready(LIMIT_S)
-
-
-def test_a_process_that_was_killed_is_not_started_again_to_be_freed() -> None:
-    with Worker(interpret=True) as other:
-        os.kill(other.run(faults.Ask("os.getpid()"), LIMIT_S), signal.SIGKILL)
-        begin = time.monotonic()
-        while other.pid is not None:
-            assert time.monotonic() < begin + 10
-            time.sleep(0.01)
-        other.free()
-        assert other.pid is None
-
-
-def test_only_what_the_process_does_counts_as_busy() -> None:
-    class Crowded(GpuLock):
-        @contextmanager
-        def held(self, *_: object) -> Generator[None]:
-            time.sleep(0.5)
-            yield
-
-    with Worker(interpret=False, lock=Crowded("GPU-crowded")) as worker:
-        worker.ready(LIMIT_S)
-        assert worker.busy_s == 0
-        worker.run(faults.Ask("__import__('time').sleep(0.2)"), LIMIT_S)
-        assert 0.2 <= worker.busy_s < 0.5
 
 
 def start(script: str, folder: Path) -> subprocess.Popen[str]:
@@ -322,22 +282,22 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_waiting_for_a_card_that_another_process_holds_ends_at_the_deadline(
+def test_waiting_for_a_gpu_that_another_process_holds_ends_at_the_deadline(
     holder: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    begin = time.monotonic()
-    with pytest.raises(JobError, match=f"another run kept GPU {UUID}"), GpuLock(UUID, tmp_path).held(begin + 0.2):
+    deadline = time.monotonic() + 0.2
+    with pytest.raises(JobError, match=f"another run kept GPU {UUID}"), GpuLock(UUID, tmp_path).held(deadline):
         pass
-    assert 0.2 <= time.monotonic() - begin < 5
+    assert time.monotonic() >= deadline
     with GpuLock(f"{UUID}0", tmp_path).held(0):
-        pass  # another card is free
+        pass  # another GPU is free
 
 
 def test_the_lock_of_a_process_that_was_killed_is_released(holder: subprocess.Popen[str], tmp_path: Path) -> None:
     lock = GpuLock(UUID, tmp_path)
     threading.Timer(0.1, holder.send_signal, [signal.SIGKILL]).start()
-    with lock.held(time.monotonic() + 30):
-        assert holder.wait(10) == -signal.SIGKILL
+    with lock.held(time.monotonic() + 60):
+        assert holder.wait(60) == -signal.SIGKILL
     with lock.held(0):
         pass
 
@@ -358,8 +318,8 @@ def test_two_processes_take_turns_and_never_overlap(tmp_path: Path) -> None:
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
     order = [index for *_, index in spans]
     changes = sum(a != b for a, b in itertools.pairwise(order))
-    # 19 when neither ever runs twice in a row; the first may have begun alone, and the last ends alone.
-    assert changes >= 10
+    # 19 when they alternate from first to last; one may begin or end alone on a busy machine.
+    assert changes >= 5
 
 
 def test_the_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
@@ -370,16 +330,13 @@ def test_the_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
         pass
 
 
-def test_waiting_for_a_card_ends_when_the_one_who_waits_is_closed(
+def test_waiting_for_a_gpu_ends_when_the_one_who_waits_is_closed(
     holder: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     closed = threading.Event()
     threading.Timer(0.2, closed.set).start()
-    begin = time.monotonic()
-    with pytest.raises(JobError, match="closed"), GpuLock(UUID, tmp_path).held(begin + 30, closed):
+    with pytest.raises(JobError, match="closed"), GpuLock(UUID, tmp_path).held(time.monotonic() + 600, closed):
         pass
-    # The timer began a little earlier.
-    assert 0.1 <= time.monotonic() - begin < 10
 
 
 def test_where_there_can_be_no_lock_a_run_goes_on_and_is_told_once(tmp_path: Path) -> None:
