@@ -1,9 +1,9 @@
-"""What the README says is done, is done: its commands exist, its Python runs, its figures are those recorded."""
+"""Checks of the documents: commands parse, Python runs, links lead somewhere, tables hold the recorded figures."""
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import re
 import shlex
 import statistics
@@ -11,72 +11,114 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from attention_tuner.db import shipped_configs
-from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.console.app import PROGRAM, app
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven")
+DOCUMENTS = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+             if path.exists()]
+TEXT = {path: path.read_text() for path in DOCUMENTS}
+# A snippet that says so in a comment needs a GPU, or what an earlier snippet made there.
+NEEDS_GPU = re.compile(r"#.*\b(GPU|CUDA)\b|cuda\.CUDAGraph")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str) -> list[tuple[Path, str]]:
+    """The fenced blocks of a language, with their documents."""
+    pattern = rf"^```{language}\n(.*?)^```"
+    return [(path, each) for path, text in TEXT.items() for each in re.findall(pattern, text, re.DOTALL | re.MULTILINE)]
 
 
 def commands() -> list[str]:
-    lines = [line.removeprefix("$ ") for text in blocks("sh") + blocks("console") for line in text.splitlines()]
+    """The command lines of this program in the documents' shell blocks."""
+    lines = [line.removeprefix("$ ") for language in ("sh", "console", "bash") for _, text in blocks(language)
+             for line in text.replace("\\\n", " ").splitlines()]
     parts = [part.strip() for line in lines for part in line.split("&&")]
     return [part for part in parts if part.startswith(f"{PROGRAM} ")]
 
 
-def test_the_second_command_is_what_ci_runs():
-    assert blocks("sh")[1].strip() in (ROOT / ".ci" / "run").read_text().splitlines()
+def group(command: Any) -> dict[str, Any]:
+    """The commands below `command`, by name."""
+    return getattr(command, "commands", {})
 
 
-@pytest.mark.parametrize("command", commands())
-def test_every_command_is_accepted(command: str):
-    name, *arguments = shlex.split(command)[1:]
-    found = get_command(app).commands[name]  # pyright: ignore
+def test_ci_runs_the_tests_as_the_readme_says():
+    found = [line for path, text in blocks("sh") if path.name == "README.md" for line in text.splitlines()]
+    command = "pip install '.[test]' && pytest -n 2"
+    assert command in found
+    assert command in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(commands()))
+def test_a_command_line_is_accepted(command: str):
+    words, found = shlex.split(command, comments=True)[1:], get_command(app)
+    while words and words[0] in group(found):
+        found = group(found)[words.pop(0)]
     # Reads the arguments, and runs nothing.
-    found.make_context(name, arguments)
+    found.make_context(found.name, words, resilient_parsing=words == ["--help"])
 
 
-def test_every_command_of_the_program_is_mentioned():
-    for name in get_command(app).commands:  # pyright: ignore
-        assert re.search(rf"\b{name}\b", README), name
+def test_every_command_is_named():
+    text = "\n".join(TEXT.values())
+    names = list(group(get_command(app)))
+    names += [f"report {name}" for name in group(group(get_command(app))["report"])]
+    assert names
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
 
 
-LOOKUP, CALL, GRAPH = blocks("python")
+def test_links_to_files_lead_somewhere():
+    links = [(path, link) for path, text in TEXT.items() for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)]
+    local = [(path, link) for path, link in links if "://" not in link and not link.startswith("mailto:")]
+    assert local
+    assert [f"{path.name}: {link}" for path, link in local if not (path.parent / link).exists()] == []
 
 
-def output_of(example: str, folder: Path, **more: str) -> str:
-    environment = {"PATH": "", **more, "PYTHONPATH": ":".join(sys.path), "ATTENTION_TUNER_DB": str(folder / "none.db")}
-    done = subprocess.run([sys.executable, "-c", example], env=environment, capture_output=True, text=True, check=False)
+def test_python_compiles():
+    snippets = blocks("python")
+    assert snippets
+    for path, text in snippets:
+        compile(text, path.name, "exec")
+
+
+def snippets_of_a_cpu() -> list[Any]:
+    """The Python of each document that needs no GPU: one script each snippet."""
+    return [pytest.param(text, id=f"{path.name}-{index}") for index, (path, text) in enumerate(blocks("python"))
+            if not needs_gpu(text)]
+
+
+def needs_gpu(text: str) -> bool:
+    """True if a snippet needs a GPU, or does not stand alone."""
+    return bool(NEEDS_GPU.search(text)) and "TRITON_INTERPRET" not in text
+
+
+@pytest.mark.parametrize("snippet", snippets_of_a_cpu())
+def test_python_that_needs_no_gpu_runs(snippet: str, tmp_path: Path):
+    environment = {"PATH": "", "PYTHONPATH": ":".join(sys.path), "ATTENTION_TUNER_DB": str(tmp_path / "none.db"),
+                   "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", snippet], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_lookup_runs(tmp_path: Path):
-    assert re.match(r"(heuristic|exact|bucket|neighbour) \w+:page_size=16,", output_of(LOOKUP, tmp_path))
-
-
-def test_the_call_runs(tmp_path: Path):
-    found = output_of(CALL, tmp_path, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
-    assert re.match(r"\w+:page_size=16,.* torch.Size\(\[7, 32, 128\]\)", found)
 
 
 @pytest.mark.gpu
-def test_the_graph_is_captured_and_replayed(tmp_path: Path):
-    # A compiler is needed, which the path names.
-    assert "torch.Size([7, 32, 128])" in output_of(CALL + GRAPH, tmp_path, **os.environ)
+@pytest.mark.parametrize("path", dict.fromkeys(path for path, _ in blocks("python")), ids=lambda path: path.name)
+def test_python_of_a_document_runs_in_its_order_on_a_gpu(path: Path):
+    script = "\n".join(text for each, text in blocks("python") if each == path)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
-def test_the_table_holds_what_was_recorded():
+@functools.cache
+def rows_of(pattern: str) -> list[tuple[str, ...]]:
+    """The table rows of all documents that match."""
+    return [row for text in TEXT.values() for row in re.findall(pattern, text, re.MULTILINE)]
+
+
+def test_tables_of_peers_hold_what_was_recorded():
     cells = json.loads((ROOT / "benchmarks/results/h200_peers/peers.json").read_text())["cells"].values()
     times = {
         (cell["workload"], cell["page_size"]): {
@@ -87,8 +129,8 @@ def test_the_table_holds_what_was_recorded():
     }  # fmt: skip
     number = r"([\d.]+)"
     columns = rf"{number} \| {number} [^|]+\| {number}"
-    rows = re.findall(rf"^\| (\w[\w@]+) \| {columns} \| {number} \| {columns} \|$", README, re.MULTILINE)
-    assert [row[0] for row in rows] == list(dict.fromkeys(cell["workload"] for cell in cells))
+    rows = rows_of(rf"^\| (\w[\w@]+) \| {columns} \| {number} \| {columns} \|$")
+    assert {row[0] for row in rows} == {cell["workload"] for cell in cells}
     for workload, *texts in rows:
         found: list[float] = []
         for page_size in (16, 128):
@@ -100,33 +142,11 @@ def test_the_table_holds_what_was_recorded():
         assert [float(text) for text in texts] == found
 
 
-def test_the_configs_that_ship_are_counted_rightly():
+def test_tables_of_shipped_configs_hold_their_numbers():
     configs = shipped_configs()
     counts = Counter((f"{c.shape.spec.num_q_heads}/{c.shape.spec.num_kv_heads}", c.variant.page_size) for c in configs)
-    rows = re.findall(r"^\| (\d+/\d+) \| (\d+) \| (\d+) \|$", README, re.MULTILINE)
+    rows = rows_of(r"^\| (\d+/\d+) \| (\d+) \| (\d+) \|$")
     assert {(heads, size): int(n) for heads, *ns in rows for size, n in zip((16, 128), ns, strict=True)} == counts
-    assert f"has {len(configs)} configs of layers with heads\nof 128 in bfloat16" in README
-    assert {(c.shape.spec.head_dim, c.shape.spec.dtype) for c in configs} == {(128, "bfloat16")}
-    suites = [named_batches(name) for name in ("hopper13", "serving")]
-    assert {c.batch for c in configs} == {str(batch) for suite in suites for batch in suite.values()}
-    assert f"{sum(c.full_check for c in configs)} of these have passed the full check" in " ".join(README.split())
-
-
-def test_what_was_lost_where_nothing_was_tuned_is_told_in_full():
-    def lost(name: str) -> tuple[int, int, str, str, int]:
-        found = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
-        row = next(row for row in found["by_reach"] if row["reach"] == found["reach"])
-        median, worst = (f"{100 * row[key]:.1f} %" for key in ("median", "worst"))
-        return row["shapes"], row["sources"]["heuristic"], median, worst, row["above_10_percent"]
-
-    text = " ".join(README.split())
-    shapes, heuristic, median, worst, above = lost("leave_one_out_h200")
-    assert (f"of {shapes} shapes left out in turn {heuristic} were answered by the heuristic: {median} were lost in "
-            f"the median of all, {worst} at worst, and more than 10 % on {NUMBERS[above]}") in text
-    shapes, heuristic, median, worst, above = lost("leave_one_out_recording_h200")
-    assert (f"on the {NUMBERS[shapes]} of which every variant of a grid is recorded, {NUMBERS[heuristic]} of "
-            f"them answered by it, {median} are lost in the median and {worst} at worst") in text
-    assert above == 0
 
 
 def test_the_losses_that_ship_are_those_recorded():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER, Gpu
 from attention_tuner.kernel_templates.launch import device
 from attention_tuner.kernel_templates.outcome import JobError, Wrong
 from attention_tuner.kernel_templates.task import Task
+from attention_tuner.tuner import costs
 from attention_tuner.tuner.console.options import Batches
 from attention_tuner.tuner.console.tune import print_results, recorded_tasks
 from attention_tuner.tuner.measure.gpu_state import GpuProcess
@@ -248,7 +250,10 @@ def test_one_task_without_a_result_does_not_hide_the_others(lines: Lines, search
     assert "none was right and timed" in lines.out
 
 
-def test_a_dry_run_forecasts_and_writes_nothing(lines: Lines, search: Search, tmp_path: Path) -> None:
+def test_a_dry_run_forecasts_and_writes_nothing(
+    lines: Lines, search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "survey", functools.partial(costs.survey, names=("unified",)))
     arguments = ("tune", *LAYER, "--batch", str(BATCH), "--gpu", "sm_90", "--trials", "5", "--sampler", "random",
                  "--dry-run")
     assert lines.run(*arguments) == 0

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import functools
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from attention_tuner.kernel_templates.heuristic import default_variant
 from attention_tuner.kernel_templates.launch import device
 from attention_tuner.kernel_templates.outcome import CaseResult, Check, Failed, Regime, Timed, Timing, Wrong
 from attention_tuner.kernel_templates.sources import environment
+from attention_tuner.search_spaces import space
 from attention_tuner.tuner.console.variants import PRINTED
 from attention_tuner.tuner.full_check.checks import FullCheckJob
 from attention_tuner.tuner.measure.jobs import MeasureJob
@@ -31,6 +34,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
 
 
 @pytest.fixture
+def small_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two templates of the installed ones: all together have 86,000 variants."""
+    few = functools.partial(space.survey, names=("unified", "two_launch"))
+    monkeypatch.setattr(space, "survey", few)
+
+
+@pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[MeasureJob]:
     """The jobs that reach the worker, which answers that the variant is right and took 2 ms."""
     given: list[MeasureJob] = []
@@ -43,6 +53,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[MeasureJob]:
     return given
 
 
+@pytest.mark.usefixtures("small_space")
 def test_generate_lists_the_variants_and_counts_the_rest(lines: Lines) -> None:
     assert lines.run("generate", *SHAPE, "--gpu", "sm_90", "--limit", "4") == 0
     assert len(lines.out.splitlines()) == 4
@@ -50,6 +61,7 @@ def test_generate_lists_the_variants_and_counts_the_rest(lines: Lines) -> None:
     assert "rejected because TMA needs pages that its key tiles divide" in lines.err
 
 
+@pytest.mark.usefixtures("small_space")
 def test_generate_prints_some_unless_all_are_asked_for(lines: Lines) -> None:
     assert lines.run("generate", *SHAPE, "--gpu", "interpreter") == 0
     assert len(lines.out.splitlines()) == PRINTED
@@ -72,6 +84,7 @@ def test_a_default_that_cannot_run_is_told_with_the_reason(
     assert jobs == []
 
 
+@pytest.mark.usefixtures("small_space")
 def test_generate_covers_every_page_size_and_batch(lines: Lines) -> None:
     more = ("--batch", "2x1@48", "--page-size", "16,64")
     assert lines.run("generate", *SHAPE, *more, "--gpu", "sm_90", "--json", "--limit", "1") == 0
@@ -84,12 +97,8 @@ def test_generate_covers_every_page_size_and_batch(lines: Lines) -> None:
 def test_generate_with_nothing_valid_is_status_1_with_the_reasons(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from collections import Counter
-
-    from attention_tuner.search_spaces.space import Survey
-
-    nothing = Survey((), Counter({"it is too large": 3}))
-    monkeypatch.setattr("attention_tuner.search_spaces.space.survey", lambda *_: nothing)
+    nothing = space.Survey((), Counter({"it is too large": 3}))
+    monkeypatch.setattr(space, "survey", lambda *_: nothing)
     assert lines.run("generate", *SHAPE) == 1
     assert "rejected were 3 because it is too large" in lines.err
     assert lines.err.count("\n") == 1
@@ -174,23 +183,6 @@ def test_the_real_worker_checks_and_times(lines: Lines) -> None:
     assert document["time"]["regime"]["capture"] == "interpreter"
 
 
-SMALL = "num_q_heads=2,num_kv_heads=1,head_dim=64,dtype=float16"
-
-
-def test_the_full_check_of_the_default_is_run_and_stored(lines: Lines, tmp_path: Path) -> None:
-    path = str(tmp_path / "a.db")
-    assert lines.run("check", "--full", "--spec", SMALL, "--gpu", "interpreter", "--db", path, "--json") == 0
-    (document,) = json.loads(lines.out)["checks"]
-    assert document["passed"]
-    states = {case["name"]: case["state"] for case in document["cases"]}
-    assert states["large logits"] == "passed"
-    assert states["thousands of sequences"] == "not run"
-    with Store.open(path, create=False) as store:
-        (stored,) = store.full_checks()
-    assert stored.passed
-    assert stored.variant.key() == document["variant"]
-
-
 @pytest.fixture
 def cases(monkeypatch: pytest.MonkeyPatch) -> list[FullCheckJob]:
     """The cases that reach the worker, where variants with 64 keys a tile fail one."""
@@ -203,6 +195,22 @@ def cases(monkeypatch: pytest.MonkeyPatch) -> list[FullCheckJob]:
 
     monkeypatch.setattr(Worker, "run", run)
     return given
+
+
+def test_the_full_check_of_the_default_is_run_and_stored(
+    lines: Lines, cases: list[FullCheckJob], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "a.db")
+    assert lines.run("check", "--full", "--spec", SPEC.key(), "--gpu", "interpreter", "--db", path, "--json") == 0
+    (document,) = json.loads(lines.out)["checks"]
+    assert document["passed"]
+    states = {case["name"]: case["state"] for case in document["cases"]}
+    assert states["large logits"] == "passed"
+    assert states["thousands of sequences"] == "not run"
+    with Store.open(path, create=False) as store:
+        (stored,) = store.full_checks()
+    assert stored.passed
+    assert stored.variant.key() == document["variant"]
 
 
 def test_best_configs_are_checked_once_and_are_provisional_no_longer(
