@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from .batch import SHORT_QUERY, Batch, BatchBucket
@@ -12,26 +13,26 @@ from .registry import template_of, why_invalid
 from .spec import AttentionSpec
 from .variant import Value, Variant
 
-# The numbers of vLLM 0.33's Triton backend (vllm/v1/attention/ops/triton_unified_attention.py and the backend's
-# choice between its two kernels). Its decode kernel splits each sequence when a launch has too few programs.
+# The numbers of vLLM 0.33's Triton backend (vllm/v1/attention/ops/triton_unified_attention.py and the backend's choice
+# between its two kernels). Its decode kernel splits each sequence when a launch has too few programs.
 BLOCK_M = 16
 MOST_BLOCK_M = 128
 BLOCK_N = 32
 SPLIT_BLOCK_N = 16
 SPLIT_SEGMENTS = 16
 SPLIT_PROGRAMS = 128
-# Elements of a tile of queries or keys: with so many of both, three stages fit the 99 KB of shared memory that the
-# smallest GPUs have, where that backend's numbers do not.
+# The most elements of a tile of queries or keys. With this many of both, three stages fit the 99 KB of shared memory of
+# the smallest GPUs; the backend's own numbers do not fit there.
 MOST_TILE = 32 * 256
 
 _Table = tuple[tuple[Value, ...], ...]
-# For hybrid, for long and for short batches.
+# Tables for hybrid, for long and for short batches.
 _Tables = tuple[_Table, _Table, _Table]
 _NAMES = ("block_m", "block_n", "decode_block_m", "decode_block_n", "num_warps", "num_stages", "waves", "long_weight",
           "order", "schedule")  # fmt: skip
 
-# Bodies that did well on an H200, the likeliest first. Tall tiles for long sequences are what reaches the tensor cores;
-# of short sequences, wide key tiles keep enough loads in flight. The last ones fit small GPUs.
+# Rows that did well on an H200, the likeliest first. Long sequences need tall tiles to reach the tensor cores, and
+# short ones wide key tiles to keep enough loads in flight. The last rows fit small GPUs.
 # For hybrid batches: block_m, block_n, decode_block_n (0 for one body), warps, stages, waves, the weight of a key in a
 # long tile, grid order, schedule.
 _ONE_HEAD = (64, 32, 64, 4, 3, 4, 2, "heads", "interleaved")
@@ -46,7 +47,7 @@ _HYBRID = (
     (128, 64, 64, 4, 2, 4, 4, "items", "long_first"),
     (16, 16, 16, 4, 2, 4, 1, "items", "long_first"),
 )
-# For batches of one kind: block_n, warps, stages, waves, grid order; long ones with a tile's rows before.
+# For batches of one part: block_n, warps, stages, waves, grid order; for long ones block_m comes first.
 _CUT_FINELY = (128, 128, 8, 3, 4, "items")
 _LONG = ((128, 128, 8, 3, 1, "items"), (64, 64, 4, 3, 8, "items"), (128, 64, 4, 2, 4, "heads"),
          (128, 64, 8, 4, 4, "items"), (64, 32, 4, 3, 4, "items"), (16, 16, 4, 2, 4, "items"))  # fmt: skip
@@ -54,39 +55,38 @@ _FOR_FEW_KEYS, _FOR_MANY_PIECES = (64, 2, 2, 4, "heads"), (128, 4, 2, 2, "heads"
 _SHORT = ((128, 4, 2, 4, "heads"), _FOR_FEW_KEYS, (32, 4, 3, 8, "heads"), _FOR_MANY_PIECES, (64, 2, 2, 0, "heads"),
           (64, 4, 3, 4, "heads"), (128, 4, 4, 4, "heads"), (32, 2, 4, 8, "items"),
           (16, 4, 2, 4, "items"))  # fmt: skip
-# In float32, for batches of any kind: rows, keys, warps, stages. Without tensor cores, what the registers hold decides.
+# In float32, for every batch: block_m, block_n, warps, stages. Without tensor cores the registers decide.
 _FLOAT32 = ((32, 32, 8, 2), (16, 32, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 1))
-# Of `persistent`, as above, and last the programs for each multiprocessor: as many as fit there together.
+# For `persistent`: as above, and last the programs for each SM, as many as fit there together.
 _PERSISTENT_HYBRID = ((64, 64, 64, 4, 3, 2, 2, "heads", "interleaved", 2),
                       (64, 64, 128, 4, 2, 2, 2, "items", "long_first", 2))  # fmt: skip
 _PERSISTENT_LONG = ((64, 64, 4, 3, 1, "heads", 2), (128, 64, 8, 3, 1, "heads", 1))
 _PERSISTENT_SHORT = ((64, 4, 3, 2, "heads", 2), (128, 4, 2, 2, "heads", 3))
-# Of `two_launch`, which for batches of one kind is `fused`: block_m, block_n, decode_block_n, warps of the launch for
-# long and of that for short sequences, stages, waves, grid order.
+# For `two_launch`, which equals `fused` for batches of one part: block_m, block_n, decode_block_n, warps of the launch
+# for long sequences, warps of that for short ones, stages, waves, grid order.
 _TWO_LAUNCH = ((64, 64, 128, 4, 4, 3, 2, "heads"), (64, 64, 64, 4, 2, 3, 1, "items"))
-# Keys of a sequence of which so many as fill the GPU are best left whole: merging partial results would cost more.
+# Sequences of at most this many keys are not cut if they fill the GPU: merging partial results would cost more.
 _FEW_KEYS = 2048
-# Tiles for each multiprocessor from which on what leaves keys whole may answer for a whole bucket: with fewer the last
-# round keeps few multiprocessors busy. Sizes of buckets double, so that it is 16 at least.
+# With this many tiles for each SM, a variant that never splits KV may answer for a whole bucket: with fewer, the last
+# wave keeps few SMs busy. Sizes of buckets double, so that in effect it is at least 16.
 _MANY_TILES = 12
-# Short sequences of which each is cut into so many pieces for one round that merging them decides, and keys of a piece.
+# Merging decides if each short sequence is cut into this many pieces for one wave, and the keys of such a piece.
 _MANY_PIECES = 32
 _KEYS_OF_PIECE = 512
-# Rows of a tile of long sequences, of all query heads, whatever the variant's: as many as most have.
+# Rows of a tile of long sequences, counting all query heads, for estimates: those of most variants.
 _TALL = 128
 MOST_WARPS = 8
-# Of the accumulator of one warp: compiled with twice as many, heads of 512 need kilobytes of stack.
+# Columns of the accumulator for each warp: compiled with twice as many, heads of 512 need kilobytes of stack.
 MOST_COLUMNS = 128
-# Of `fused`, these many are tried before a pair of each of the other templates.
+# This many variants of `fused` are tried before a pair of each other template.
 _LIKELIEST = 4
-# Keys that an item of a hybrid batch is to have: beside them it costs as much as 800.
+# Keys of an item in a hybrid batch that make its fixed cost small, which is that of 800 keys.
 _KEYS_OF_ITEM = 3000
-# Of `gluon_hopper`, for batches of both kinds and of one: block_n, stages, waves, the weight of a key in a long tile,
-# grid order, schedule, dispatch; and the reduction, where it is not a kernel. `_hopper_rows` says which comes first.
-# Narrow tiles are for large heads.
+# For `gluon_hopper`: block_n, stages, waves, the weight of a key in a long tile, grid order, schedule, dispatch, and
+# the reduction where it is not a kernel. `_hopper_rows` puts one of them first. Narrow tiles are for large heads.
 _HOPPER_WAVES = (128, 3, 4, 1, "items", "long_first", "grid")
 _HOPPER_FEW_KEYS = (128, 2, 1, 1, "items", "long_first", "persistent")
-# A multiprocessor reads or multiplies: units of both kinds run side by side, and whoever is done takes the next.
+# An SM reads for short sequences and multiplies for long ones, so units of both run side by side.
 _HOPPER_ONE_HEAD = (128, 3, 2, 2, "heads", "interleaved", "dynamic")
 _HOPPER_ONE_HEAD_WAVES = (128, 3, 2, 2, "heads", "interleaved", "grid")
 _HOPPER_HYBRID = (
@@ -110,7 +110,7 @@ _HOPPER_LONG = (
     (64, 2, 1, 1, "items", "long_first", "grid"),
 )
 _HOPPER_SHORT = (
-    # Where few keys are cut, each tile's few partial results are merged at once.
+    # With few keys, the few partial results of a tile are merged by its last program.
     (64, 3, 1, 1, "heads", "long_first", "grid", "last_program"),
     (128, 2, 1, 1, "heads", "long_first", "grid"),
     (64, 4, 1, 1, "heads", "long_first", "grid"),
@@ -123,8 +123,8 @@ _HOPPER_SHORT = (
 
 
 def default_variant(spec: AttentionSpec, batch: Batch, page_size: int) -> Variant:
-    """The variant that vLLM's Triton backend amounts to for this layer and batch."""
-    # There, a tile is a whole number of groups; a group of more rows than the largest tile is split here.
+    """The variant with the numbers of vLLM's Triton backend for this layer and batch."""
+    # In that backend a tile is a whole number of groups. Here a group of more rows than the largest tile is split.
     width = next_power_of_two(max(spec.head_dim, spec.value_dim))
     block_m = min(max(BLOCK_M, next_power_of_two(spec.group_size)), MOST_BLOCK_M, MOST_TILE // width)
     is_float32 = spec.dtype == "float32"
@@ -146,25 +146,27 @@ def default_variant(spec: AttentionSpec, batch: Batch, page_size: int) -> Varian
 
 def candidates(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> list[Variant]:
     """Valid variants that are likely to do well, the likeliest first; none where no variant can run."""
-    found: dict[Variant, None] = {}
+    return list(dict.fromkeys(_likely(spec, bucket, page_size, gpu)))
+
+
+def _likely(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[Variant]:
+    """The candidates, some of them twice."""
     fused = list(_fused(spec, bucket, page_size, _fused_tables(spec, bucket, gpu)))
     others = (*_persistent(spec, bucket, page_size), *_two_launch(spec, bucket, page_size))
     first = (*_exceptions(spec, bucket, page_size, gpu), *_hopper(spec, bucket, page_size, gpu))
     for group in (*first, *fused[:_LIKELIEST], *others, *fused[_LIKELIEST:]):
         settled = (template_of(variant).settle(variant, bucket) for variant in group)
-        valid = next((variant for variant in settled if why_invalid(variant, spec, gpu) is None), None)
-        if valid is not None:
-            found[valid] = None
-    return list(found)
+        valid = (variant for variant in settled if why_invalid(variant, spec, gpu) is None)
+        yield from itertools.islice(valid, 1)
 
 
 def _exceptions(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[tuple[Variant, ...]]:
-    """What comes before all else: where keys are few, and where many pieces of short sequences are merged."""
+    """The variants to put first: for few keys, and for short sequences cut into many pieces."""
     is_float32 = spec.dtype == "float32"
     if bucket.has_part("long"):
         has_few = bucket.has_part("short") and not _fill_items(spec, bucket, gpu, _HOPPER_WAVES)
-        # With one KV head a multiprocessor has too few programs; and at pages smaller than a tile, which plain
-        # Triton does not read through TMA, the kernel for Hopper is faster.
+        # With one KV head an SM has too few programs. With pages smaller than a tile, which plain Triton cannot read
+        # through TMA, the kernel for Hopper is faster.
         if has_few and spec.num_kv_heads > 1 and not is_float32:
             for through_tma, *_ in _fused(spec, bucket, page_size, (_HYBRID[:1], (), ())):
                 yield (through_tma,)
@@ -173,7 +175,7 @@ def _exceptions(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: G
     if _is_filled_by_few_keys(spec, bucket, gpu):
         if tiles >= _MANY_TILES * gpu.num_sms and not is_float32:
             yield from _fused(spec, bucket, page_size, ((), (), (_FOR_FEW_KEYS,)))
-        # A program for each, with the numbers of vLLM's kernel.
+        # One program for each sequence and KV head, with the numbers of vLLM's kernel.
         values = {"block_m": _short_m(spec, bucket), "block_n": 32, "num_segments": 1, "num_warps": 4, "num_stages": 3}
         yield (Variant.of("unified", page_size, values),)
     elif _is_cut_into_many(spec, bucket, gpu) and not is_float32:
@@ -181,32 +183,32 @@ def _exceptions(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: G
 
 
 def _is_cut_into_many(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
-    """Whether short sequences are so few, and have so many keys, that each is cut into `_MANY_PIECES` or more."""
+    """True if the short sequences are so few, and so long, that each is cut into `_MANY_PIECES` or more."""
     has_keys = bucket.short_kv >= _MANY_PIECES * _KEYS_OF_PIECE * bucket.short_seqs
     return has_keys and _MANY_PIECES * _num_tiles(spec, bucket) <= gpu.num_sms
 
 
 def _num_tiles(spec: AttentionSpec, bucket: BatchBucket) -> int:
-    """Tiles of a batch of one kind, about, for all KV heads."""
+    """About the number of tiles of a batch of one part, for all KV heads."""
     if bucket.has_part("long"):
         return bucket.long_rows * spec.num_q_heads // _TALL
     return bucket.short_seqs * spec.num_kv_heads
 
 
 def _is_filled_by_few_keys(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
-    """Whether short sequences of few keys each are as many as the GPU needs."""
+    """True if short sequences of few keys each are enough to fill the GPU."""
     is_filled = _num_tiles(spec, bucket) >= gpu.num_sms
-    # Of the longest sequence, not of the mean: nothing evens them out.
+    # The longest sequence decides, not the mean, because nothing evens them out.
     return is_filled and bucket.short_kv * bucket.short_skew <= _FEW_KEYS * bucket.short_seqs
 
 
 def depends_on_rounds(variant: Variant, spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
-    """Whether `variant` may have won a batch of `bucket` because the tiles of that batch happen to fill whole rounds.
+    """True if `variant` may have won a batch of `bucket` because the tiles of that batch happen to fill whole waves.
 
-    Only one that leaves keys whole may: others of the bucket have up to a factor of 2 more or fewer tiles, and the last
-    round keeps few multiprocessors busy. Not where tiles are so many that one round is little, nor where their lengths
-    differ by design, as of chunks with little context, nor where keys are so few that to cut them costs more. Of
-    batches with both parts nothing is known.
+    Other batches of the bucket have up to twice or half as many tiles, and then the last wave may keep few SMs busy.
+    Only a variant that never splits KV suffers from that. It does not if there are so many tiles that one wave is
+    little, if tiles differ in length anyway, as for chunks with little context, or if keys are so few that cutting them
+    costs more. For batches with both parts nothing is known, and the answer is False.
     """
     if not template_of(variant).never_splits_kv(variant):
         return False
@@ -218,21 +220,21 @@ def depends_on_rounds(variant: Variant, spec: AttentionSpec, bucket: BatchBucket
 
 
 def _hopper(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[tuple[Variant, ...]]:
-    """Variants of `gluon_hopper`, of each few of which the first that is valid will do."""
+    """Groups of variants of `gluon_hopper`; the first valid one of each group is a candidate."""
     names = ("block_n", "num_stages", "waves", "long_weight", "order", "schedule", "dispatch", "reduction")
     rest = {"registers": 240, "partials": "float32", "reduction": "kernel"}
     for row in _hopper_rows(spec, bucket, gpu):
         variant = Variant.of("gluon_hopper", page_size, {**rest, **dict(zip(names, row, strict=False))})
-        # Tiles of large heads leave room for no more stages.
+        # Tiles of large heads leave room for two stages only.
         yield variant, variant.replace(num_stages=2)
 
 
 def _hopper_rows(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> _Table:
-    """The table for `bucket`, and before it once more the row that did best on an H200 (leave_one_out_h200.json)."""
+    """The table for `bucket`, after the row of it that did best on an H200 (leave_one_out_h200.json)."""
     if not bucket.has_part("long"):
         return _HOPPER_SHORT
     if not bucket.has_part("short"):
-        # Without context the longest tiles come first and fill up evenly, in two rounds already.
+        # Without context the longest tiles come first and fill the SMs evenly, from two rounds on.
         is_prompt = bucket.long_kv == bucket.long_rows and round(_num_tiles(spec, bucket) / gpu.num_sms) >= 2
         return (_HOPPER_WHOLE if is_prompt else _HOPPER_CUT, *_HOPPER_LONG)
     few, many = _HOPPER_FEW_KEYS, _HOPPER_WAVES
@@ -242,15 +244,15 @@ def _hopper_rows(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> _Table:
 
 
 def _fill_items(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu, row: tuple[Value, ...]) -> bool:
-    """Whether keys of short sequences are enough for the waves of a row of `_HOPPER_HYBRID`."""
+    """True if the keys of short sequences are enough for the waves of `row`, a row of `_HOPPER_HYBRID`."""
     _, _, waves, *_ = row
     return bucket.short_kv * spec.num_kv_heads >= int(waves) * _KEYS_OF_ITEM * gpu.num_sms
 
 
 def _fused_tables(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> _Tables:
-    """The tables, and before each the row of it that did best on an H200 among what runs on other GPUs too."""
+    """The tables, each after the row of it that did best on an H200 among templates for every GPU."""
     hybrid = (_ONE_HEAD, *_HYBRID) if spec.num_kv_heads == 1 else _HYBRID
-    # Tiles for less than half of the multiprocessors are cut into more than one piece for each.
+    # With tiles for fewer than half of the SMs, keys are cut into more than one piece for each SM.
     is_few = _num_tiles(spec, bucket) < gpu.num_sms / 2
     long = (_CUT_FINELY, *_LONG) if is_few else _LONG
     return tuple(dict.fromkeys(hybrid)), tuple(dict.fromkeys(long)), _SHORT
@@ -259,7 +261,7 @@ def _fused_tables(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> _Tables
 def _fused(
     spec: AttentionSpec, bucket: BatchBucket, page_size: int, tables: _Tables = (_HYBRID, _LONG, _SHORT)
 ) -> Iterator[tuple[Variant, ...]]:
-    """Groups of variants, of each of which the first that is valid will do; in float32 those of one table alone."""
+    """Groups of variants of `fused`, as in `_hopper`; in float32, those of one table alone."""
     rows = _rows(spec, bucket, tables)
     if spec.dtype == "float32":
         rows = ((m, n, m, n, warps, stages, 4, 1, "heads", "long_first") for m, n, warps, stages in _FLOAT32)
@@ -276,7 +278,7 @@ def _persistent(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Ite
 
 
 def _two_launch(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
-    """As `_fused`; none for batches of one kind."""
+    """As `_fused`; none for batches of one part."""
     names = ("block_m", "block_n", "decode_block_n", "num_warps", "decode_num_warps", "num_stages", "waves", "order")
     for row in _TWO_LAUNCH if bucket.has_part("long") and bucket.has_part("short") else ():
         values = dict(zip(names, row, strict=True))
@@ -284,7 +286,7 @@ def _two_launch(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Ite
 
 
 def _by_load(spec: AttentionSpec, template: str, page_size: int, values: dict[str, Value]) -> tuple[Variant, ...]:
-    """The variants that read through TMA and through pointers; tiles of large heads leave room for fewer stages."""
+    """The variant with loads through TMA, then through pointers, then both with two stages for large heads."""
     return tuple(
         _roomy(Variant.of(template, page_size, {**values, "kv_load": kv_load, "num_stages": num_stages}), spec)
         for num_stages in dict.fromkeys((values["num_stages"], 2))
@@ -293,7 +295,7 @@ def _by_load(spec: AttentionSpec, template: str, page_size: int, values: dict[st
 
 
 def _roomy(variant: Variant, spec: AttentionSpec) -> Variant:
-    """`variant` with as many more warps as hold the accumulators of large heads, where that many can."""
+    """`variant` with enough warps for the accumulators of large heads, or the most that there can be."""
     columns = next_power_of_two(spec.value_dim)
     for part in ("", "decode_"):
         name = f"{part}num_warps" if f"{part}num_warps" in variant.as_dict() else "num_warps"
@@ -312,7 +314,7 @@ def _short_m(spec: AttentionSpec, bucket: BatchBucket) -> int:
 def _rows(
     spec: AttentionSpec, bucket: BatchBucket, tables: _Tables
 ) -> Iterator[tuple[Value, ...]]:
-    """The values of `_NAMES`, and what more the rows hold, from the table for hybrid, for long or for short batches."""
+    """The rows of the table for the parts of `bucket`, completed to the values of `_NAMES`."""
     hybrid, long, short = tables
     short_m = _short_m(spec, bucket)
     if bucket.has_part("long") and bucket.has_part("short"):
@@ -327,12 +329,11 @@ def _rows(
 def heuristic_variant(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
     """The likeliest variant.
 
-    Raises `VariantError` when none can run, as with a page size that is no multiple of 16, or a cache in a dtype that
-    the GPU does not have.
+    Raises `VariantError` when none can run, for instance for a page size that is no multiple of 16, or a cache in a
+    dtype that the GPU does not have.
     """
-    found = candidates(spec, bucket, page_size, gpu)
-    if not found:
-        *_, (*_, smallest) = _fused(spec, bucket, page_size)
-        raise VariantError(f"no variant of the kernel can run layer {spec.key()} on {gpu.name} with pages of "
-                           f"{page_size}: {why_invalid(smallest, spec, gpu)}")
-    return found[0]
+    for variant in _likely(spec, bucket, page_size, gpu):
+        return variant
+    *_, (*_, smallest) = _fused(spec, bucket, page_size)
+    raise VariantError(f"no variant of the kernel can run layer {spec.key()} on {gpu.name} with pages of "
+                       f"{page_size}: {why_invalid(smallest, spec, gpu)}")

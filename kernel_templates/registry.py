@@ -21,8 +21,8 @@ ENTRY_POINTS = "attention_tuner.templates"
 def templates() -> dict[str, Template]:
     """Every installed template by name: this project's, then those of other packages.
 
-    One of another package that cannot be imported, or is no `Template`, is set aside with a warning that names it: no
-    broken package may end an engine. Raises `TunerError` when two share a name.
+    A broken package must not end an engine: a template that cannot be imported, or is no `Template`, is set aside with
+    a warning that names it. Raises `TunerError` when two share a name.
     """
     found = {template.name: template for template in (UNIFIED, FUSED, TWO_LAUNCH, PERSISTENT, GLUON_HOPPER)}
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
@@ -53,7 +53,7 @@ def template_of(variant: Variant) -> Template:
 
 
 def why_invalid(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> str | None:
-    """Why `variant` cannot run layer `spec` on `gpu`, or None: the rule for the search, the lookup and the tests.
+    """The reason why `variant` cannot run layer `spec` on `gpu`, or None: the rule for searches, lookups and tests.
 
     The reasons are few and fixed, so that they can be counted.
     """

@@ -40,9 +40,9 @@ class AttentionSpec:
     num_kv_heads: int
     # Numbers in one query and in one key.
     head_dim: int
-    # Of the output, and of q, K and V where their own dtypes are "auto".
+    # Dtype of the output, and of q, K and V where their own dtypes are "auto".
     dtype: str = "bfloat16"
-    # Of K and V. One of `FP8_DTYPES` comes with a scale for each KV head.
+    # Dtype of K and V. One of `FP8_DTYPES` comes with a scale for each KV head.
     kv_dtype: str = "auto"
     # Keys that a query sees at most, its own among them.
     sliding_window: int | None = None
@@ -55,7 +55,7 @@ class AttentionSpec:
     v_head_dim: int | None = None
     # A sequence's own query tokens see each other by a mask (speculative trees: Miao et al. 2024, SpecInfer).
     has_tree_mask: bool = False
-    # Of q. One of `FP8_DTYPES` comes with a scale for each KV head, and only beside a cache of those dtypes.
+    # Dtype of q. One of `FP8_DTYPES` comes with a scale for each KV head, and only beside a cache of those dtypes.
     q_dtype: str = "auto"
 
     def __post_init__(self) -> None:

@@ -65,8 +65,8 @@ def test_the_default_of_large_heads_has_smaller_tiles(
     ("bfloat16", "auto"), ("float16", "auto"), ("bfloat16", "float8_e5m2"), ("float32", "auto"),
 ])  # fmt: skip
 def test_the_default_fits_every_target(gpu: Gpu, dtype: str, kv_dtype: str):
-    sizes = [(size, value) for size in (32, 64, 72, 128, 136, 192, 256, 264, 512) for value in {size, 128, 512}]
-    for group, (head_dim, v_head_dim) in itertools.product((1, 7, 16, 17, 32, 33, 64, 65, 71, 128, 200), sizes):
+    sizes = [(size, value) for size in (32, 72, 128, 256, 264, 512) for value in {size, 512}]
+    for group, (head_dim, v_head_dim) in itertools.product((1, 16, 17, 33, 65, 128, 200), sizes):
         spec = AttentionSpec(group, 1, head_dim, dtype, kv_dtype, v_head_dim=v_head_dim)
         # Split, whole, and long.
         for batch in ("1x1@1000", "300x1@1000", "1x512@10"):
@@ -75,14 +75,12 @@ def test_the_default_fits_every_target(gpu: Gpu, dtype: str, kv_dtype: str):
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
-@pytest.mark.parametrize("head_dim", [dim for dim in HEAD_DIMS if dim <= 256])
-@pytest.mark.parametrize("batch", BATCHES)
-def test_it_is_valid_everywhere(gpu: Gpu, head_dim: int, batch: str):
-    for page_size in (16, 48, 528, 128):
-        for heads in ((32, 8), (71, 1), (4, 4)):
-            spec = AttentionSpec(*heads, head_dim)
-            variant = heuristic_variant(spec, BatchBucket.of(Batch.parse(batch)), page_size, gpu)
-            assert why_invalid(variant, spec, gpu) is None
+def test_the_likeliest_variant_is_valid_for_every_layer_page_and_gpu(gpu: Gpu):
+    heads, pages = itertools.cycle(((32, 8), (71, 1), (4, 4))), itertools.cycle((16, 48, 528, 128, 64))
+    for head_dim, batch in itertools.product((dim for dim in HEAD_DIMS if dim <= 256), BATCHES):
+        spec, page_size = AttentionSpec(*next(heads), head_dim), next(pages)
+        variant = heuristic_variant(spec, BatchBucket.of(Batch.parse(batch)), page_size, gpu)
+        assert why_invalid(variant, spec, gpu) is None, spec
 
 
 FEATURES: list[dict[str, object]] = [
@@ -95,7 +93,7 @@ FEATURES: list[dict[str, object]] = [
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize("values", FEATURES, ids=str)
 def test_every_layer_has_a_heuristic_and_a_default_where_anything_can_run(gpu: Gpu, values: dict[str, object]):
-    for text, heads in itertools.product(BATCHES, ((32, 8), (71, 1), (128, 1), (4, 4))):
+    for text, heads in zip(BATCHES, ((32, 8), (71, 1), (128, 1), (4, 4)), strict=True):
         spec, batch = AttentionSpec(*heads, **({"head_dim": 64} | values)), Batch.parse(text)  # pyright: ignore
         if spec.kv_dtype == "float8_e4m3fn" and (0, 0) < gpu.capability < (8, 9):
             with pytest.raises(VariantError, match="numbers in float8_e4m3fn need a GPU"):
@@ -118,7 +116,7 @@ LARGE: list[dict[str, object]] = [
 @pytest.mark.parametrize("gpu", GPUS[:-1], ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize("values", LARGE, ids=str)
 def test_layers_of_large_heads_have_a_heuristic_and_a_default_on_every_target(gpu: Gpu, values: dict[str, object]):
-    for text, heads, page_size in itertools.product(BATCHES, ((32, 8), (71, 1), (4, 4)), (16, 528, 128)):
+    for text, heads, page_size in zip(BATCHES, ((32, 8), (71, 1), (4, 4), (71, 1)), (16, 528, 128, 16), strict=True):
         spec, batch = AttentionSpec(*heads, **values), Batch.parse(text)  # pyright: ignore
         variant = heuristic_variant(spec, BatchBucket.of(batch), page_size, gpu)
         assert why_invalid(variant, spec, gpu) is None
