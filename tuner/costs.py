@@ -1,4 +1,4 @@
-"""What trials take: what a run will, before it begins; and what the trials of one search took."""
+"""Costs of trials: the forecast of a run before it begins, and what the trials of one search took."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from ..search_spaces.space import Survey, survey
 
-# Measured with Triton 3.6 to 3.9 on one core of a server: what the interpreter takes for each tile of keys.
+# Seconds of the interpreter for each tile of keys, measured with Triton 3.6 to 3.9 on one core of a server.
 INTERPRETED_TILE_S = 0.005
-# Of a trial, the reference, the check, the time and the race take this many launches.
+# Launches of a trial: for the reference, the check, the time and the race.
 LAUNCHES_PER_TRIAL = 4
 # A search that tries fewer variants than the default and another has nothing to choose.
 FEWEST_TRIALS = 2
-# What one compile takes of a core, and one trial and one race of the GPU: on an H200 with 16 cores, rounded up.
+# Seconds of one compile on a core, and of one trial and one race on the GPU: on an H200 with 16 cores, rounded up.
 COMPILE_S = 4.0
 MEASURE_S = 0.2
 RACE_S = 5.0
-# Wall time of one job: the first of a task also computes the reference.
+# Limit of one job: the first of a task also computes the reference.
 JOB_LIMIT_S = 120.0
-# Once it is known what jobs take, one has hung that takes this much longer than the slowest: a kernel that never ends
-# must not use up the time of the others.
+# A kernel that never ends must not use up the time of the others. Once it is known what trials take, a trial has hung
+# that takes so much longer than the slowest.
 HANG_FACTOR = 20
 HANG_S = 10.0
-# The interpreter's speed is only estimated.
+# The interpreter's speed is only estimated, so that its trials get so many times what the estimate says.
 INTERPRETER_MARGIN = 10
-# How many of the last trials the cost of the next is judged by.
+# Number of latest trials by which the cost of the next one is judged.
 RECENT = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """For one task: the `survey` of its space, the variants it would try first, and their distinct kernels."""
+    """Forecast of the search for one task."""
 
     task: Task
-    survey: Survey
-    trials: tuple[Variant, ...]
-    compiles: frozenset[str]
-    seconds: float
+    survey: Survey  # of the task's space
+    trials: tuple[Variant, ...]  # variants that would be tried if all results came last
+    compiles: frozenset[str]  # distinct kernels of these
+    seconds: float  # time of the measuring process
 
     @property
     def valid_by_template(self) -> Counter[str]:
-        """How many variants of each template are valid."""
+        """Number of valid variants of each template."""
         return Counter(variant.template for variant in self.survey.valid)
 
 
 def assumptions(gpu: Gpu, processes: int) -> str:
-    """What the estimated time rests on, in one sentence."""
+    """Assumptions of the estimated time, in one sentence."""
     if gpu.is_interpreter:
         return (f"the estimate assumes {LAUNCHES_PER_TRIAL} launches a trial, each of the default variant, at "
                 f"{INTERPRETED_TILE_S * 1e3:g} ms a tile of keys")
@@ -65,7 +65,7 @@ def assumptions(gpu: Gpu, processes: int) -> str:
 
 
 def forecast(task: Task, gpu: Gpu, trials: int, sampler: str, seed: int) -> Forecast:
-    """What tuning `task` on `gpu` will take, with the variants that the search asks for while it is told nothing.
+    """Forecast tuning `task` on `gpu`, with the variants that a search chooses while it has no results.
 
     Imports Optuna. Raises `InputError` for an unknown `sampler`.
     """
@@ -73,32 +73,32 @@ def forecast(task: Task, gpu: Gpu, trials: int, sampler: str, seed: int) -> Fore
 
     found = survey(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
     study = Study(found.valid, [default_variant(task.spec, task.batch, task.page_size)], sampler, seed)
-    asked = tuple(variant for _ in range(trials) if (variant := study.ask()) is not None)
+    chosen = tuple(variant for _ in range(trials) if (variant := study.ask()) is not None)
     if gpu.is_interpreter:
-        seconds = len(asked) * LAUNCHES_PER_TRIAL * interpreted_seconds(task)
-        return Forecast(task, found, asked, frozenset(), seconds)
-    kernels = frozenset(f"{task.spec.key()} {template_of(variant).code_key(variant)}" for variant in asked)
-    return Forecast(task, found, asked, kernels, MEASURE_S * len(asked) + RACE_S)
+        seconds = len(chosen) * LAUNCHES_PER_TRIAL * interpreted_seconds(task)
+        return Forecast(task, found, chosen, frozenset(), seconds)
+    kernels = frozenset(f"{task.spec.key()} {template_of(variant).code_key(variant)}" for variant in chosen)
+    return Forecast(task, found, chosen, kernels, MEASURE_S * len(chosen) + RACE_S)
 
 
 def total_compiles(forecasts: Sequence[Forecast]) -> int:
-    """The distinct kernels of all tasks together: batches of one layer and page size share theirs."""
+    """Number of distinct kernels of all tasks: batches of one layer and page size share theirs."""
     return len({kernel for each in forecasts for kernel in each.compiles})
 
 
 def total_seconds(forecasts: Sequence[Forecast], processes: int) -> float:
-    """What all tasks take together, with `processes` that compile while the GPU measures."""
-    # Compiling and measuring go on side by side: the longer of them counts.
+    """Seconds of all tasks together, with `processes` that compile while the GPU measures."""
+    # Compiling and measuring overlap: the longer of them counts.
     return max(sum(each.seconds for each in forecasts), total_compiles(forecasts) * COMPILE_S / processes)
 
 
 def interpreted_seconds(task: Task, variant: Variant | None = None) -> float:
-    """What one launch of `variant`, or of the default, takes through the interpreter, by its smallest tiles of keys."""
+    """Seconds of one launch of `variant`, or of the default, through the interpreter, by its smallest tiles of keys."""
     variant = variant or default_variant(task.spec, task.batch, task.page_size)
     bodies = template_of(variant).traits(variant).bodies
     block_m, block_n = min(body.block_m for body in bodies), min(body.block_n for body in bodies)
     key_tiles = 0
-    # Not by the plan of the launch: one of a batch that is far too large would fill the memory.
+    # Counted without a plan, because the plan of a batch that is far too large would fill the memory.
     for (query_len, context_len), count in Counter(task.batch.sequences).items():
         row_tiles = -(-query_len * task.spec.group_size // block_m)
         first_stop = context_len + min(query_len, -(-block_m // task.spec.group_size))
@@ -108,9 +108,9 @@ def interpreted_seconds(task: Task, variant: Variant | None = None) -> float:
 
 
 def fewest_seconds(tasks: Sequence[Task], gpu: Gpu, trials: int) -> float:
-    """The least time for a run to find something for each of `tasks`, among which it is divided evenly.
+    """Least seconds in which a run can find something for each of `tasks`, among which they are divided evenly.
 
-    That is enough to try two variants, or `trials` where these are fewer.
+    They suffice to try two variants of each, or `trials` where these are fewer.
     """
     trials = min(FEWEST_TRIALS, trials)
     if gpu.is_interpreter:
@@ -119,7 +119,7 @@ def fewest_seconds(tasks: Sequence[Task], gpu: Gpu, trials: int) -> float:
 
 
 class Costs:
-    """The seconds that trials of `task` took; `prepared_s` is what making all that they share took."""
+    """Seconds that trials of one task took. `prepared_s` is the time of preparing what they share."""
 
     def __init__(self, task: Task, is_interpreted: bool) -> None:
         self.prepared_s = 0.0
@@ -127,25 +127,25 @@ class Costs:
         if is_interpreted:
             self._most_s += INTERPRETER_MARGIN * LAUNCHES_PER_TRIAL * interpreted_seconds(task)
         self._recent: deque[float] = deque(maxlen=RECENT)
-        # Of the trials that did not fail; no trial, no limit.
+        # Busy seconds of the slowest trial that did not fail.
         self._slowest_s: float | None = None
 
     @property
     def trial_s(self) -> float:
-        """What one of the last trials that were measured took, 0 while there is none."""
+        """Median seconds of the latest trials that were measured; 0 while there is none."""
         return statistics.median(self._recent) if self._recent else 0.0
 
     @property
     def limit_s(self) -> float:
-        """The seconds after which the next trial has hung."""
+        """Seconds after which the next trial has hung."""
         if self._slowest_s is None:
             return self._most_s
-        # A process that replaces another prepares the task again.
+        # A process that replaces one that hung prepares the task again.
         return min(self._most_s, HANG_S + HANG_FACTOR * (self.prepared_s + self._slowest_s))
 
     def note(self, outcome: Outcome, seconds: float, busy_s: float) -> None:
-        """Take in a trial that took `seconds` in all, `busy_s` of them in the worker."""
-        # A twin's result is there at once, and says nothing of what the next trial takes.
+        """Take note of a trial that took `seconds` in all, `busy_s` of them in the worker."""
+        # A trial that takes over another's time is done at once, which says nothing about the next one.
         if not isinstance(outcome, Timed) or outcome.same_as is None:
             self._recent.append(seconds)
         if not isinstance(outcome, Failed):

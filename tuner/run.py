@@ -1,4 +1,4 @@
-"""A run over several tasks: what runs its jobs, its record in the database, its deadline, and how it ends."""
+"""A run over several tasks: the processes that do its jobs, its record in the database, and its end."""
 
 from __future__ import annotations
 
@@ -6,29 +6,34 @@ import contextlib
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Protocol, TypeVar
 
-from ..db.records import EnvironmentOf
+from ..db.records import EnvironmentOf, Setting, TrialRecord
 from ..db.store import Store
 from ..kernel_templates.errors import StoreError
 from ..kernel_templates.gpu import Gpu
-from ..kernel_templates.outcome import Regime, Timing
+from ..kernel_templates.outcome import BestConfig, Regime, Timing
 from ..kernel_templates.sources import environment
+from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
 from .measure.gpu_state import read_gpu_state
 from .processes.child import Job
 from .processes.compile import Builds, Compiler
 from .recording import Recording
-from .settings import Listener, Settings
+from .settings import Budget, Listener, Settings
 
 R = TypeVar("R")
 
-# Enough that no process waits for the search while the variants that are compiled wait for the GPU.
-AHEAD = 2
+# Variants chosen ahead for each compile process: none of them waits while compiled variants wait for the GPU.
+AHEAD_PER_PROCESS = 2
+# Most variants chosen ahead, as a share of the trials: one that is chosen late profits from more results.
+AHEAD_SHARE = 0.25
+FEWEST_AHEAD = 2
 
 
 class Runner(Protocol):
@@ -36,19 +41,19 @@ class Runner(Protocol):
 
     @property
     def busy_s(self) -> float:
-        """For how many seconds its jobs have had the process so far; waiting for the card does not count."""
+        """Seconds that jobs have had the process so far, without waiting for the GPU."""
         ...
 
     def submit(self, job: Job[R], timeout_s: float, deadline: float = math.inf) -> Future[R]:
-        """The result to come of `job`, by `deadline` of the executor's clock; or a `JobError` for one that has none."""
+        """Future result of `job`, due by `deadline` of the executor's clock; a `JobError` if it has none."""
         ...
 
     def start(self) -> None:
-        """Start the process, and do not wait until it can work."""
+        """Start the process without waiting until it can work."""
         ...
 
     def ready(self, limit_s: float) -> bool:
-        """Wait up to `limit_s` seconds until the process can work, and say whether it can."""
+        """Wait up to `limit_s` seconds until the process can work. Returns True if it can."""
         ...
 
     def free(self) -> None:
@@ -56,27 +61,22 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """End what runs."""
+        """End the process."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """What runs the jobs: searches in `worker`, and final races in `racer`, or else in `worker` too.
+    """Processes that do the jobs of a run, or what stands in for them."""
 
-    Without a `pool` nothing is compiled ahead. `clock` tells seconds; `aside_s` of those that a run may take pass
-    before or after it. `uuid` is that of the card whose state is stored with a run, None for the interpreter. Where all
-    is answered from a `recording`, the variants that it holds are those that can be tried.
-    """
-
-    worker: Runner
-    pool: Compiler | None = None
-    environment_of: EnvironmentOf = environment
-    clock: Callable[[], float] = time.monotonic
-    uuid: str | None = None
-    racer: Runner | None = None
-    aside_s: float = 0.0
-    recording: Recording | None = None
+    worker: Runner  # checks and times the variants of a search
+    pool: Compiler | None = None  # compiles ahead; None where nothing is compiled ahead
+    environment_of: EnvironmentOf = environment  # present environment of a template
+    clock: Callable[[], float] = time.monotonic  # seconds
+    uuid: str | None = None  # of the GPU whose state is stored with a run; None for the interpreter
+    racer: Runner | None = None  # runs the final races; None where the worker does
+    aside_s: float = 0.0  # part of a run's seconds that passes before or after it
+    recording: Recording | None = None  # answers all jobs where given, and holds the variants to try
 
     def start(self, compiles: int) -> None:
         """Start the processes that measure, and those that so many compiles need, without waiting for them."""
@@ -93,43 +93,11 @@ class Executor:
                 each.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run over several tasks: everything that they share. It ends by `deadline` of the executor's clock.
-
-    `timed` holds what the finished searches have timed.
-    """
-
-    gpu: Gpu
-    store: Store
-    settings: Settings
-    executor: Executor
-    listener: Listener
-    run_id: int
-    deadline: float = math.inf
-    builds: Builds | None = None
-    timed: dict[Task, Mapping[Variant, Timing]] = field(default_factory=dict[Task, Mapping[Variant, Timing]])
-
-    @property
-    def seconds_left(self) -> float:
-        """Wall time left to the run."""
-        return self.deadline - self.executor.clock()
-
-    @property
-    def ahead(self) -> int:
-        """How many variants may be asked for before the first of them is measured."""
-        pool = self.executor.pool
-        # Where nothing is compiled ahead, asking ahead would only keep the sampler from learning.
-        return 1 if pool is None else self.settings.ahead or AHEAD * pool.processes
-
-    @property
-    def regime(self) -> Regime:
-        """The regime asked for: the interpreter has only its own."""
-        return Regime("interpreter") if self.gpu.is_interpreter else self.settings.regime
-
-
 def executor_on(gpu: Gpu, room: int = 1, races: bool = True) -> Executor:
-    """The processes that a run needs, none of them started yet; the measuring one has room for so many tasks."""
+    """Processes that tune on `gpu`, which is present, or through the interpreter; none is started yet.
+
+    The worker keeps what it prepared for `room` tasks. Without `races` there is no process for final races.
+    """
     from .processes.compile import COMPILER, CompilePool, prune, triton_cache
     from .processes.worker import Worker
 
@@ -142,33 +110,131 @@ def executor_on(gpu: Gpu, room: int = 1, races: bool = True) -> Executor:
     return Executor(worker, CompilePool(preload=(COMPILER,)), uuid=worker.uuid, racer=racer)
 
 
+class History:
+    """Trials and best configs of a database, each read once in a run and kept up to date with what the run stores."""
+
+    def __init__(self, store: Store, gpu: Gpu, regime: Regime, environment_of: EnvironmentOf) -> None:
+        self._store, self._gpu, self._regime, self._environment_of = store, gpu, regime, environment_of
+        self._trials: dict[Task, dict[Variant, TrialRecord]] = {}
+        self._outdated: dict[Task, Counter[str]] = {}
+        self._configs: dict[tuple[AttentionSpec, int], list[BestConfig]] = {}
+
+    def setting(self, task: Task) -> Setting:
+        """Setting that the trials of `task` are stored under."""
+        return Setting(task.spec, task.batch, task.page_size, self._gpu, self._regime)
+
+    def trials(self, task: Task) -> list[TrialRecord]:
+        """Trials of `task` that need not be measured again, the latest of each variant, oldest first."""
+        return list(self._read(task).values())
+
+    def outdated(self, task: Task) -> Counter[str]:
+        """Number of stored trials of `task` that cannot be reused, by reason."""
+        self._read(task)
+        return self._outdated[task]
+
+    def add_trial(self, task: Task, record: TrialRecord) -> None:
+        """Store a trial of `task`."""
+        self._store.add_trial(record)
+        trials = self._read(task)
+        trials.pop(record.outcome.variant, None)
+        trials[record.outcome.variant] = record
+
+    def best_configs(self, task: Task) -> list[BestConfig]:
+        """Best configs of the layer and page size of `task` on GPUs of this name."""
+        key = (task.spec, task.page_size)
+        if key not in self._configs:
+            self._configs[key] = self._store.best_configs(
+                spec=task.spec, page_size=task.page_size, gpu_name=self._gpu.name)
+        return self._configs[key]
+
+    def put_best(self, task: Task, config: BestConfig) -> None:
+        """Store a best config of `task`, in the place of one for the same batch, GPU and regime."""
+        self._store.put_best(config)
+        others = [each for each in self.best_configs(task) if _place(each) != _place(config)]
+        self._configs[task.spec, task.page_size] = [*others, config]
+
+    def _read(self, task: Task) -> dict[Variant, TrialRecord]:
+        if task not in self._trials:
+            known = self._store.known_trials(self.setting(task), self._environment_of)
+            self._trials[task] = {record.outcome.variant: record for record in known.reusable}
+            self._outdated[task] = known.outdated
+        return self._trials[task]
+
+
+def _place(config: BestConfig) -> tuple[object, ...]:
+    return config.batch, config.gpu.num_sms, config.timing.regime
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """State that the tasks of one run share."""
+
+    gpu: Gpu
+    store: Store
+    settings: Settings
+    executor: Executor
+    listener: Listener
+    run_id: int  # of the run's row in the database
+    history: History  # what the database holds for the run's tasks
+    budget: Budget  # division of the run's time
+    builds: Builds | None = None  # compiled code, shared by all tasks
+    # Times of finished searches.
+    timed: dict[Task, Mapping[Variant, Timing]] = field(default_factory=dict[Task, Mapping[Variant, Timing]])
+
+    @property
+    def seconds_left(self) -> float:
+        """Wall time left to the run."""
+        return self.budget.end - self.executor.clock()
+
+    @property
+    def ahead(self) -> int:
+        """Number of variants that are chosen before the first of them is measured."""
+        pool = self.executor.pool
+        if pool is None:
+            # Nothing is compiled ahead, so that choosing ahead would only keep the sampler from learning.
+            return 1
+        most = max(FEWEST_AHEAD, int(AHEAD_SHARE * self.settings.trials))
+        return self.settings.ahead or min(AHEAD_PER_PROCESS * pool.processes, most)
+
+    @property
+    def regime(self) -> Regime:
+        """Regime to time in: the one asked for, or the interpreter's own."""
+        return regime_on(self.gpu, self.settings)
+
+
+def regime_on(gpu: Gpu, settings: Settings) -> Regime:
+    """Regime to time in on `gpu`: the interpreter has only its own."""
+    return Regime("interpreter") if gpu.is_interpreter else settings.regime
+
+
 @contextlib.contextmanager
 def open_run(
     gpu: Gpu, store: Store, settings: Settings, executor: Executor, listener: Listener | None = None
 ) -> Generator[Run]:
-    """A run of `settings`, of which `store` keeps the card's state at its beginning and end.
+    """Begin a run and store its settings, and the GPU's state at its beginning and end.
 
-    When it is interrupted, or fails, `executor` is closed; else it can go on being used. Raises `StoreError` when the
-    run cannot be stored.
+    An interrupt or a failure closes `executor`; else it can go on being used. Raises `StoreError` if the run cannot be
+    stored.
     """
     seconds = math.inf if settings.seconds is None else settings.seconds
-    deadline = executor.clock() + seconds - executor.aside_s
+    budget = Budget(executor.clock() + seconds - executor.aside_s)
     try:
-        card = {"uuid": executor.uuid, "start": _card_state(executor)}
+        gpu_state = {"uuid": executor.uuid, "start": _gpu_state(executor)}
         processes = executor.pool and executor.pool.processes
-        run_id = store.start_run({**settings.as_json(), "processes": processes, "card": card})
+        run_id = store.start_run({**settings.as_json(), "processes": processes, "card": gpu_state})
         builds = None if executor.pool is None else Builds(executor.pool, gpu)
-        yield Run(gpu, store, settings, executor, listener or Listener(), run_id, deadline, builds)
+        history = History(store, gpu, regime_on(gpu, settings), executor.environment_of)
+        yield Run(gpu, store, settings, executor, listener or Listener(), run_id, history, budget, builds)
         try:
-            store.finish_run(run_id, {"card": {**card, "end": _card_state(executor)}})
+            store.finish_run(run_id, {"card": {**gpu_state, "end": _gpu_state(executor)}})
         except StoreError as error:
             # All results are stored and can still be shown.
-            warnings.warn(f"the card's state at the end of the run is not stored: {error}", stacklevel=2)
+            warnings.warn(f"the GPU's state at the end of the run is not stored: {error}", stacklevel=2)
     except BaseException:
         executor.close()
         raise
 
 
-def _card_state(executor: Executor) -> dict[str, object] | None:
+def _gpu_state(executor: Executor) -> dict[str, object] | None:
     state = None if executor.uuid is None else read_gpu_state(executor.uuid)
     return None if state is None else asdict(state)

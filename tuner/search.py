@@ -1,12 +1,13 @@
-"""The search for one task: variants are asked for, compiled ahead, checked and timed, and every outcome is stored."""
+"""The search for one task: variants are chosen, compiled ahead, checked and timed, and every outcome is stored."""
 
 from __future__ import annotations
 
 import functools
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..db.records import Setting, TrialRecord
+from ..db.records import TrialRecord
 from ..kernel_templates.batch import BatchBucket
 from ..kernel_templates.heuristic import default_variant
 from ..kernel_templates.outcome import Failed, JobError, Outcome, Skipped, StaticFacts, Timed, Timing
@@ -20,22 +21,24 @@ from .run import Executor, Run
 from .sampling.study import Study
 from .settings import Progress, TaskResult
 
-# Samples that the interpreter takes for each trial: each is a launch of a tenth of a second or more.
+# Samples of a trial through the interpreter, which takes a tenth of a second or more for each.
 INTERPRETED_SAMPLES = 2
-# Of the trials that the sampler is left with, at most this share goes to what did well on other batches of the run,
-# which is compiled already and keeps the GPU busy while the sampler's choices are compiled.
+# Most of the sampler's trials that go to variants proven on other batches of the run. These are compiled already, and
+# keep the GPU busy while the sampler's choices are compiled.
 PROVEN_SHARE = 0.75
-# A task whose share of a run's time is short still has so many variants timed, or so many seconds more: ending what is
-# under way costs the process, and to start another takes longer than most of what could be cut off.
-FEW_TIMED = 3
-OVERRUN_S = 10.0
-# How long to wait for a compile before looking at the clock again.
+# A search times so many variants even if its share of the run's time is over. Cutting off the job under way costs the
+# process, and starting another takes longer than most jobs.
+FEWEST_TIMED = 3
+# Seconds to wait for a compile before looking at the clock again.
 POLL_S = 0.5
 EXCEEDS_SHARED_MEMORY = "its shared memory exceeds the GPU's"
 
 
 class PendingMeasurement:
-    """The `job` of measuring a variant, begun as this is made, for at most `limit_s` seconds and until `deadline`."""
+    """Measurement of a variant that is under way, while the search chooses others and has them compiled.
+
+    The job begins when this is made. It may take `limit_s` seconds, and ends by `deadline`.
+    """
 
     def __init__(self, executor: Executor, job: MeasureJob, limit_s: float, deadline: float) -> None:
         self._executor = executor
@@ -47,13 +50,13 @@ class PendingMeasurement:
 
     @property
     def busy_s(self) -> float:
-        """The seconds for which the worker has been busy since."""
+        """Seconds that the worker has been busy since the job began."""
         return self._executor.worker.busy_s - self._busy_s
 
     def finish(self, costs: Costs) -> Outcome | None:
-        """The outcome, once there is one that the variant is to blame for; `costs` takes note of what it took.
+        """Wait for the outcome and note in `costs` what it took. Returns None if the budget ended before the job.
 
-        Raises `JobError` when its turn on the GPU did not come before the time was up.
+        Raises `JobError` if the job did not get the GPU in time.
         """
         outcome = self._future.result()
         # The callback of a future may come just after its result.
@@ -68,18 +71,23 @@ class PendingMeasurement:
 
 
 class Search:
-    """The search over the variants of one task, with what stored trials already tell; `result` counts it all.
+    """Search over the variants of one task, stored trials included.
 
-    `same_as` names, for a variant with the code and launch of another, that other one: as far as one process measured
-    both in this run, for nothing else remembers them. `unfit` are those of which it is known that they have no time.
-    `costs` is what trials took, and `newest` when the latest of the stored ones was made, as text. With `only`, these
-    are tried in their order, and nothing else is.
+    Attributes:
+    - `result`: counts of all trials
+    - `timed`: times of the variants that are right
+    - `unfit`: variants known to have no time
+    - `same_as`: maps a variant to the one with the same code and launch whose time it took over in this run
+    - `costs`: what the trials took
+    - `newest`: when the latest stored trial was made, as text
+    - `neighbours`: winners of the nearest tuned batches
+
+    With `only`, these variants are tried in their order and no others.
     """
 
     def __init__(self, task: Task, run: Run, only: Sequence[Variant] | None = None) -> None:
         self.task = task
         self.run = run
-        self.setting = Setting(task.spec, task.batch, task.page_size, run.gpu, run.regime)
         self.result = TaskResult(task)
         self.timed: dict[Variant, Timing] = {}
         self.same_as: dict[Variant, Variant] = {}
@@ -89,12 +97,13 @@ class Search:
         self.neighbours = neighbours(task, run)
         self._only = only
         self._noted: list[Outcome] = []
+        # Compiled for other batches of the run; tried while there is nothing else to measure.
         self._proven: deque[Variant] = deque()
-        self._asked = 0
-        # Asked for: compiled, or still to be.
+        self._chosen = 0
+        # Chosen variants that the GPU can launch, and those that are still being compiled.
         self._ready: deque[Variant] = deque()
-        self._waiting: list[Variant] = []
-        # Of those, what is compiled for this search.
+        self._compiling: list[Variant] = []
+        # Variants whose code is compiled for this search.
         self._ordered: set[Variant] = set()
         self._pending: PendingMeasurement | None = None
         self._is_over = False
@@ -102,7 +111,7 @@ class Search:
 
     @functools.cached_property
     def _valid(self) -> Sequence[Variant]:
-        """The variants that may be tried. Like what follows from them, found when needed: it may take a second."""
+        """Variants that may be tried. They are listed when they are first needed, for that may take a second."""
         if self._only is not None:
             return tuple(self._only)
         task, recording = self.task, self.run.executor.recording
@@ -111,14 +120,14 @@ class Search:
 
     @functools.cached_property
     def _first(self) -> tuple[Variant, ...]:
-        """Those to be tried first."""
+        """Variants that are tried first, in their order."""
         if self._only is not None:
             return tuple(self._only)
         return first_variants(self.task, self.run.gpu, self.neighbours, frozenset(self._valid))
 
     @functools.cached_property
     def _study(self) -> Study:
-        """What chooses the others, told all that is known."""
+        """Chooses the other variants; it is told all outcomes."""
         study = Study(self._valid, self._first, self.run.settings.sampler, self.run.settings.seed)
         for outcome in self._noted:
             study.tell(outcome)
@@ -126,30 +135,28 @@ class Search:
 
     @property
     def baseline(self) -> Variant | None:
-        """The timed variant that the others are held against: the default, or else the first that was to be tried."""
+        """Timed variant that the others are compared with: the default, or else the first in the order of trials."""
         if not self.timed:
             return None
         return next((variant for variant in (*self._first, *self.timed) if variant in self.timed), None)
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a variant to measure, compiled or not."""
-        return bool(self._ready or self._waiting or self._proven)
+        """True if there is a variant to measure, compiled or not."""
+        return bool(self._ready or self._compiling or self._proven)
 
     def reuse(self) -> None:
         """Take over the stored trials that still hold."""
-        run, result = self.run, self.result
-        known = run.store.known_trials(self.setting, run.executor.environment_of)
-        for record in known.reusable:
+        for record in self.run.history.trials(self.task):
             self._note(record.outcome)
             self.newest = max(self.newest, record.measured_at)
-            result.reused += 1
-        result.outdated = known.outdated
+            self.result.reused += 1
+        self.result.outdated = self.run.history.outdated(self.task)
 
-    def look_around(self) -> None:
-        """See what is known of other batches by now, and leave some trials to what did well there.
+    def learn(self) -> None:
+        """Take in what is known of other batches by now, and leave some trials to variants proven there.
 
-        Called before the first variants are asked for, so that these trials are left, and again when the search begins.
+        Called before the first variants are chosen, so that these trials are left, and again when the search begins.
         """
         known, self.neighbours = self.neighbours, neighbours(self.task, self.run)
         self._study.prefer([variant for variant in self.neighbours if variant not in known])
@@ -160,65 +167,46 @@ class Search:
         left = self.run.settings.trials - self._trials
         self._proven = deque(proven(self.task, self.run)[: max(0, min(share, left))])
 
-    def ask_ahead(self) -> None:
-        """Ask until enough variants are on their way to be compiled, or all trials; one that is skipped is no trial."""
+    def choose_ahead(self) -> None:
+        """Choose variants until `Run.ahead` are on their way or all trials are used. A skipped variant is no trial."""
         while (
-            len(self._ready) + len(self._waiting) + (self._pending is not None) < self.run.ahead
+            len(self._ready) + len(self._compiling) + (self._pending is not None) < self.run.ahead
             and self._trials + len(self._proven) < self.run.settings.trials
         ):
             variant = self._study.ask()
             if variant is None:
                 return
-            self._asked += 1
+            self._chosen += 1
             if self.run.builds is None:
                 self._ready.append(variant)
             else:
                 if self.run.builds.request(self.task, variant):
                     self._ordered.add(variant)
-                self._waiting.append(variant)
+                self._compiling.append(variant)
 
-    def explore(self, deadline: float) -> None:
-        """Try variants until all trials are made, none is left, or the next would not end by `deadline`.
+    def try_variants(self, end: float) -> None:
+        """Try variants until all trials are made, no variant is left, or the next trial would not finish by `end`.
 
-        Where the run has time left, the first few are tried even then, and what has begun may end a little later.
+        While the run has time, the first few are tried even after `end`, and the trial under way may finish later. If
+        final races have a process of their own, the worker then gives back its memory, for there may not be room for
+        both.
         """
-        late = min(self.run.deadline, deadline + OVERRUN_S)
+        overrun_end = self.run.budget.overrun_end(end)
         self.run.timed[self.task] = self.timed
-        if self.run.executor.clock() >= late:
-            return
-        self.run.listener.started(self.task, len(self._valid), self.result.reused)
-        self.look_around()
-        self.ask_ahead()
-        if self.has_work:
-            self._prepare(late)
-        while not self._is_over:
-            outcome = self._finish()
-            if isinstance(outcome, Failed):
-                # It may take long until another process is there.
-                self._store(outcome)
-                outcome = None
-            end = deadline if len(self.timed) >= FEW_TIMED else late
-            self._is_over |= self.run.executor.clock() + self.costs.trial_s >= end
-            try:
-                if not self._is_over:
-                    self._collect(0.0)
-                    self._start_next(late)
-            finally:
-                # While the next one is measured; what is finished is kept whatever else goes wrong.
-                if outcome is not None:
-                    self._store(outcome)
-            if self._is_over:
-                break
-            self.ask_ahead()
-            if self._pending is None and not self._ready and not self._proven:
-                if not self._waiting:
-                    break
-                self._collect(min(POLL_S, end - self.run.executor.clock()))
-        if self.run.builds is not None:
-            self.run.builds.cancel_queued()
+        if self.run.executor.clock() < overrun_end:
+            self.run.listener.started(self.task, len(self._valid), self.result.reused)
+            self.learn()
+            self.choose_ahead()
+            if self.has_work:
+                self._prepare(overrun_end)
+            self._try_each(end, overrun_end)
+            if self.run.builds is not None:
+                self.run.builds.cancel_queued()
+        if self.run.executor.racer is not None:
+            self.run.executor.worker.free()
 
-    def disqualify(self, failed: Failed) -> None:
-        """Store that a variant which was timed has failed since: it counts as that, and is no new trial."""
+    def mark_failed(self, failed: Failed) -> None:
+        """Store that a variant that was timed has failed since. It counts as failed, and is no new trial."""
         self._record(failed)
         if self.timed.pop(failed.variant, None) is not None:
             self.result.outcomes["timed"] -= 1
@@ -227,11 +215,36 @@ class Search:
 
     @property
     def _trials(self) -> int:
-        """How many trials were made or will be, of those asked for so far."""
-        return self.result.reused + self._asked - self.result.skipped
+        """Number of trials that were made or will be, of the variants chosen so far."""
+        return self.result.reused + self._chosen - self.result.skipped
+
+    def _try_each(self, search_end: float, overrun_end: float) -> None:
+        while not self._is_over:
+            outcome = self._finish()
+            if isinstance(outcome, Failed):
+                # Stored at once: it may take long until another process is there.
+                self._store(outcome)
+                outcome = None
+            end = search_end if len(self.timed) >= FEWEST_TIMED else overrun_end
+            self._is_over |= self.run.executor.clock() + self.costs.trial_s >= end
+            try:
+                if not self._is_over:
+                    self._collect(0.0)
+                    self._start_next(overrun_end)
+            finally:
+                # Stored while the next one is measured, and even if starting that one fails.
+                if outcome is not None:
+                    self._store(outcome)
+            if self._is_over:
+                return
+            self.choose_ahead()
+            if self._pending is None and not self._ready and not self._proven:
+                if not self._compiling:
+                    return
+                self._collect(min(POLL_S, end - self.run.executor.clock()))
 
     def _prepare(self, deadline: float) -> None:
-        """Have the worker started and all made that measurements share, while the first variants are compiled."""
+        """Start the worker and prepare what all measurements share, while the first variants are compiled."""
         executor, job = self.run.executor, PrepareJob(self.task, self.run.settings.seed, self.run.regime)
         if not executor.worker.ready(deadline - executor.clock()):
             self._is_over = True
@@ -244,19 +257,19 @@ class Search:
         self.result.measuring_seconds += self.costs.prepared_s
 
     def _collect(self, wait_s: float) -> None:
-        """Sort what is compiled into what the GPU can launch, and what is an outcome already."""
+        """Sort compiled variants into those that the GPU can launch and those that have an outcome already."""
         builds = self.run.builds
-        if builds is None or not self._waiting:
+        if builds is None or not self._compiling:
             return
         builds.collect(wait_s)
-        waiting, self._waiting = self._waiting, []
-        for variant in waiting:
+        compiling, self._compiling = self._compiling, []
+        for variant in compiling:
             compiled = builds.result(self.task, variant)
             self.result.compiles += compiled is not None and variant in self._ordered
             self.result.shared += compiled is not None and variant not in self._ordered
             match compiled:
                 case None:
-                    self._waiting.append(variant)
+                    self._compiling.append(variant)
                 case Failed() as failed:
                     self._store(failed)
                 case StaticFacts(shared_bytes=shared) if shared > self.run.gpu.shared_memory_bytes:
@@ -265,7 +278,7 @@ class Search:
                     self._ready.append(variant)
 
     def _start_next(self, deadline: float) -> None:
-        """Have the next variant measured, if there is one."""
+        """Start measuring the next variant, if there is one."""
         variant = self._next()
         if variant is None:
             return
@@ -280,19 +293,19 @@ class Search:
         self._pending = PendingMeasurement(executor, job, self.costs.limit_s, deadline)
 
     def _next(self) -> Variant | None:
-        """The next of those that are compiled: one that was asked for, or else one that did well elsewhere."""
+        """Next variant to measure: a chosen one that is compiled, or else a proven one."""
         if self._ready:
             return self._ready.popleft()
         while self._proven:
-            # One that was tried or asked for already leaves its trial to the sampler.
+            # A variant that was tried or chosen already leaves its trial to the sampler.
             if self._study.claim(variant := self._proven.popleft()):
-                self._asked += 1
+                self._chosen += 1
                 self.result.shared += 1
                 return variant
         return None
 
     def _finish(self) -> Outcome | None:
-        """The outcome of the measurement under way, if it is its variant's."""
+        """Wait for the measurement under way. Returns None if there is none, or no outcome to blame its variant for."""
         pending, self._pending = self._pending, None
         if pending is None:
             return None
@@ -318,7 +331,8 @@ class Search:
     def _record(self, outcome: Outcome) -> None:
         run, variant = self.run, outcome.variant
         environment = run.executor.environment_of(variant.template, run.gpu)
-        run.store.add_trial(TrialRecord(run.run_id, self.setting, environment, outcome, self._facts(variant)))
+        record = TrialRecord(run.run_id, run.history.setting(self.task), environment, outcome, self._facts(variant))
+        run.history.add_trial(self.task, record)
 
     def _note(self, outcome: Outcome) -> None:
         self._noted.append(outcome)
@@ -346,3 +360,12 @@ class Search:
             outcomes=self.result.outcomes.copy(),
             seconds_left=self.run.seconds_left,
         )
+
+
+def search_only(task: Task, run: Run, variants: Sequence[Variant], end: float) -> Search:
+    """Try `variants` on a task by `end`, beside the trials that are stored."""
+    trials = len(run.history.trials(task)) + len(variants)
+    search = Search(task, replace(run, settings=replace(run.settings, trials=trials)), variants)
+    search.reuse()
+    search.try_variants(end)
+    return search

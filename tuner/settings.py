@@ -1,10 +1,10 @@
-"""The settings of a run, the division of its time, and the records of what it does."""
+"""Settings of a run, its budget of time, and the records and callbacks that tell how it goes."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from ..kernel_templates.errors import InputError
 from ..kernel_templates.outcome import GRAPH, BestConfig, Failed, Outcome, Regime, Skipped, Timed, Wrong
@@ -13,28 +13,22 @@ from ..kernel_templates.variant import Variant
 from .sampling.samplers import DEFAULT_SAMPLER
 
 Reason = tuple[str, str, str]
-"""Why a trial has no time: its outcome, the stage at which it failed or nothing, and the reason."""
+"""The kind of an outcome without a time, the stage at which it failed ("" if none), and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to search. Raises `InputError` for numbers that make no sense.
+    """Settings of a search. Raises `InputError` for a value out of range."""
 
-    `trials` variants are tried for each task, stored ones among them; `seconds`, if not None, is the wall time of the
-    whole run. `ahead` is how many variants may be asked for before the first of them is measured, None meaning
-    `AHEAD` for each process that compiles, `samples` how many times each is timed before the final race, and
-    `finalists` how many go there beside the default. With `cross`, what won one task is then tried on the others.
-    """
-
-    trials: int = 30
-    seconds: float | None = None
-    seed: int = 0
-    sampler: str = DEFAULT_SAMPLER
-    ahead: int | None = None
-    finalists: int = 8
-    samples: int = 5
-    regime: Regime = GRAPH
-    cross: bool = False
+    trials: int = 30  # variants tried for each task, stored trials among them
+    seconds: float | None = None  # wall time of the whole run; None for no limit
+    seed: int = 0  # of the sampler and of the checked inputs
+    sampler: str = DEFAULT_SAMPLER  # chooses the variants to try
+    ahead: int | None = None  # variants chosen before the first of them is measured; None: see `Run.ahead`
+    finalists: int = 8  # variants in the final race beside the default
+    samples: int = 5  # samples of each trial
+    regime: Regime = GRAPH  # regime to time in on a GPU
+    cross: bool = False  # try each task's winner on the other tasks too
 
     def __post_init__(self) -> None:
         for name in ("trials", "ahead", "finalists", "samples"):
@@ -45,67 +39,105 @@ class Settings:
             raise InputError(f"seconds must be a positive number, not {self.seconds}")
 
     def as_json(self) -> dict[str, object]:
-        """The settings as values that JSON can hold."""
+        """Settings as values that JSON can hold."""
         return {**asdict(self), "regime": str(self.regime)}
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """Division of a run's time: until when each stage may go on. All moments are of the executor's clock, in seconds.
+
+    `now` is the present moment in each method.
+    """
+
+    end: float = math.inf  # end of the run
+    cross_share: float = 0.2  # share of a run kept for trying winners on the other tasks
+    race_share: float = 0.25  # share of a task's time kept for its final race
+    race_limit_s: float = 20.0  # limit of one final race: nine variants take 0.1 to 1 s each
+    overrun_s: float = 10.0  # how much longer a search goes on that has timed only a few variants
+    verify_limit_s: float = 60.0  # limit for verifying one config, its compiles included
+    retune_share: float = 0.5  # share of a run of `verify` kept for tuning anew
+    rates_limit_s: float = 120.0  # limit for measuring the GPU's rates
+    closing_s: float = 2.0  # time of a command for the GPU's rates, ending processes and writing the result
+    closing_share: float = 0.1  # most that closing takes, as a share of the command's time
+
+    def before_cross(self, now: float) -> Budget:
+        """Budget of the searches that come before winners are tried on the other tasks."""
+        return replace(self, end=now + (1 - self.cross_share) * (self.end - now))
+
+    def task_end(self, now: float, tasks_left: int) -> float:
+        """End of a task: what is left is divided evenly among `tasks_left`, this one among them."""
+        return now + (self.end - now) / tasks_left
+
+    def search_end(self, now: float, task_end: float) -> float:
+        """End of the search of a task, before its final race."""
+        return task_end - min(self.race_share * (task_end - now), self.race_limit_s)
+
+    def overrun_end(self, search_end: float) -> float:
+        """End of a search that has timed only a few variants by `search_end`."""
+        return min(self.end, search_end + self.overrun_s)
+
+    def race_end(self, now: float, task_end: float) -> float:
+        """End of a final race that begins now."""
+        return min(task_end, now + self.race_limit_s)
+
+    def verify_end(self, now: float) -> float:
+        """End of the verification of one config that begins now."""
+        return min(self.end, now + self.verify_limit_s)
+
+    def seconds_to_close(self, seconds: float | None) -> float:
+        """Part of a command's `seconds`, None for no limit, that it needs after its run."""
+        return self.closing_s if seconds is None else min(self.closing_s, self.closing_share * seconds)
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the search for `task` stands after `outcome`: `done` of `planned` trials, in milliseconds and seconds."""
+    """State of the search for a task after one more outcome."""
 
     task: Task
-    outcome: Outcome
-    done: int
-    planned: int
-    best_ms: float | None
-    default_ms: float | None
-    outcomes: Counter[str]
-    seconds_left: float
+    outcome: Outcome  # of the latest trial
+    done: int  # trials so far
+    planned: int  # trials in all
+    best_ms: float | None  # fastest median time so far
+    default_ms: float | None  # the default's median time
+    outcomes: Counter[str]  # number of outcomes of each kind
+    seconds_left: float  # wall time left to the run
 
 
 @dataclass(slots=True)
 class TaskResult:
-    """What came of one task; `best` is None where no variant was right and timed.
-
-    `tried` trials are new, and `reused` were stored; `outcomes` and `reasons` count both, `outdated` counts stored
-    trials that could not be reused, by reason. `baseline` is the default, or what stood in for it where that cannot
-    run; `repeated` new trials have the code and launch of another, and its result. Of the wall time `seconds`, the GPU
-    was measuring or checking for `measuring_seconds`, and every process of the compile pool was busy for
-    `compiling_seconds`. `discarded_blocks` of its races were run again, or given up, because the card drifted. Of its
-    variants' kernels, `compiles` were compiled for this task and `shared` had been for another one of the run.
-    `crossed` trials, which `tried` does not count, are of what won other tasks, and took `cross_seconds`.
-    """
+    """Result of one task, counted while it is searched."""
 
     task: Task
-    best: BestConfig | None = None
-    baseline: Variant | None = None
-    outcomes: Counter[str] = field(default_factory=Counter[str])
-    reasons: Counter[Reason] = field(default_factory=Counter[Reason])
-    outdated: Counter[str] = field(default_factory=Counter[str])
-    tried: int = 0
-    reused: int = 0
-    repeated: int = 0
-    seconds: float = 0.0
-    measuring_seconds: float = 0.0
-    compiling_seconds: float = 0.0
-    discarded_blocks: int = 0
-    compiles: int = 0
-    shared: int = 0
-    crossed: int = 0
-    cross_seconds: float = 0.0
+    best: BestConfig | None = None  # None if no variant was right and timed
+    baseline: Variant | None = None  # the default, or what stood in for it where it cannot run
+    outcomes: Counter[str] = field(default_factory=Counter[str])  # by kind, new and stored trials
+    reasons: Counter[Reason] = field(default_factory=Counter[Reason])  # of outcomes without a time
+    outdated: Counter[str] = field(default_factory=Counter[str])  # stored trials that cannot be reused, by reason
+    tried: int = 0  # new trials
+    reused: int = 0  # stored trials
+    repeated: int = 0  # new trials with the code and launch of another, whose time they took over
+    seconds: float = 0.0  # wall time
+    measuring_seconds: float = 0.0  # of these, the GPU measured or checked
+    compiling_seconds: float = 0.0  # of these, every compile process was busy
+    discarded_blocks: int = 0  # race blocks run again or given up, because the GPU's state had drifted
+    compiles: int = 0  # kernels compiled for this task
+    shared: int = 0  # variants whose kernel had been compiled for another task of the run
+    crossed: int = 0  # trials of other tasks' winners; `tried` does not count them
+    cross_seconds: float = 0.0  # wall time of these
 
     @property
     def measured_per_second(self) -> float:
-        """New trials in a second of wall time; 0 when there was no time."""
+        """New trials per second of wall time; 0 if there was no time."""
         return self.tried / self.seconds if self.seconds else 0.0
 
     @property
     def skipped(self) -> int:
-        """Variants that were not tried, for a reason known before."""
+        """Number of variants that were not tried, for a reason known before."""
         return self.outcomes["skipped"]
 
     def count(self, outcome: Outcome) -> None:
-        """Count `outcome` by its kind, and by its reason where it has no time."""
+        """Count an outcome by its kind, and by its reason if it has no time."""
         kind = type(outcome).__name__.lower()
         self.outcomes[kind] += 1
         match outcome:
@@ -120,16 +152,16 @@ class TaskResult:
 
 
 class Listener:
-    """Is told what happens; a listener overrides what it wants to hear."""
+    """Progress callbacks; override the ones you need."""
 
     def started(self, task: Task, valid: int, reused: int) -> None:
-        """The search for `task` begins over `valid` variants, with the outcomes of `reused` stored trials."""
+        """Called when the search of a task begins, over `valid` variants and with `reused` stored trials."""
 
     def tried(self, progress: Progress) -> None:
-        """A trial is finished and stored."""
+        """Called when a trial is finished and stored."""
 
     def racing(self, task: Task, variants: tuple[Variant, ...]) -> None:
-        """The final race begins."""
+        """Called when the final race begins."""
 
     def finished(self, result: TaskResult) -> None:
-        """All is done and stored for a task."""
+        """Called when a task is done and its best config is stored."""

@@ -1,11 +1,11 @@
-"""Whether stored winners still are, after a driver, a Triton or a kernel has changed; and tuning what moved anew."""
+"""Verification of stored winners after a driver, Triton or a kernel has changed, and tuning anew those that moved."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..db.records import EnvironmentOf, Setting, utc_now
+from ..db.records import EnvironmentOf, utc_now
 from ..db.store import Store
 from ..kernel_templates.batch import Batch
 from ..kernel_templates.gpu import Gpu
@@ -13,65 +13,58 @@ from ..kernel_templates.outcome import BestConfig, Timing, Verdict
 from ..kernel_templates.registry import why_invalid
 from ..kernel_templates.task import Task
 from ..kernel_templates.variant import Variant
-from .final import LOOKS, RACE_LIMIT_S, SCREEN, Final
+from .final import CLEAR_RATIO, STAGES, Final
 from .leads import rivals
 from .measure.race import ALPHA, TIE, compare, num_comparisons
 from .run import Executor, Run
-from .search import Search
+from .search import Search, search_only
 from .settings import Listener, Settings
 from .tune import tune
 
-# What a winner is raced with, itself and the default among them; the interpreter takes seconds for each.
+# Variants that a winner is raced with, itself and the default among them; the interpreter takes seconds for each.
 ENTRANTS = 8
 INTERPRETED_ENTRANTS = 3
-# A winner whose time has changed by more than this has moved, though nothing that was tried beats it: windows of
-# measurement differ by less for most variants.
+# A winner whose time has changed by more than this has moved, even if nothing beats it: for most variants, windows of
+# measurement differ by less.
 CHANGED = 0.05
-# The most that one winner takes: a few seconds usually, compiling what is not in the cache included.
-LIMIT_S = 60.0
-# Of the time for a run, what is kept for tuning anew.
-RETUNE_SHARE = 0.5
 
 HELD, CHANGED_TIME, BEATEN, LOST, UNDECIDED = "held", "changed", "beaten", "lost", "undecided"
-"""What came of a winner: it still is one and takes as long as before; it takes another time; another is faster beyond
-noise; it cannot run, or is wrong; or there was no time to see, or no steady card."""
+"""States of a winner: it still wins and takes as long as before; it takes another time; another is faster beyond noise;
+it cannot run or is wrong; or there was no time to decide, or the GPU was not steady."""
 
 MOVED = (CHANGED_TIME, BEATEN, LOST)
 
 
 @dataclass(slots=True)
 class Verified:
-    """What came of `config`: `state`, its new time and the `fastest` variant of the race with its time, where known.
-
-    `fresh` is the config that was stored in its place where it held, and `retuned` that which a search has found since.
-    """
+    """Result of verifying one config."""
 
     config: BestConfig
     state: str = UNDECIDED
-    timing: Timing | None = None
-    fastest: Variant | None = None
-    fastest_ms: float | None = None
-    fresh: BestConfig | None = None
-    retuned: BestConfig | None = None
+    timing: Timing | None = None  # new time of the winner, where known
+    fastest: Variant | None = None  # fastest variant of the race
+    fastest_ms: float | None = None  # its median time
+    fresh: BestConfig | None = None  # config stored in its place because it held
+    retuned: BestConfig | None = None  # config that a search has found since
 
     @property
     def task(self) -> Task:
-        """What it was tuned for."""
+        """Task that the config was tuned for."""
         return Task(self.config.shape.spec, Batch.parse(self.config.batch), self.config.variant.page_size)
 
     @property
     def ratio(self) -> float | None:
-        """The new time over the one stored before, None where it is not known."""
+        """New time over the one stored before; None if it is not known."""
         return None if self.timing is None else self.timing.median_ms / self.config.timing.median_ms
 
     @property
     def has_moved(self) -> bool:
-        """Whether it has moved, and was not tuned anew."""
+        """True if the winner has moved and was not tuned anew."""
         return self.state in MOVED and self.retuned is None
 
 
 def stale(configs: Sequence[BestConfig], gpu: Gpu, environment_of: EnvironmentOf) -> list[BestConfig]:
-    """Those of `configs` that were not measured in the present environment, or cannot run here any more."""
+    """Configs that were not measured in the present environment or cannot run on `gpu` any more."""
     return [
         config for config in configs
         if why_invalid(config.variant, config.shape.spec, gpu)
@@ -80,15 +73,15 @@ def stale(configs: Sequence[BestConfig], gpu: Gpu, environment_of: EnvironmentOf
 
 
 def verify(configs: Sequence[BestConfig], run: Run) -> list[Verified]:
-    """Race the winner of each of `configs` with its rivals, and store anew what held, by the end of `run`.
+    """Race the winner of each config with its rivals and store anew those that hold, by the end of `run`.
 
     Trials of the rivals are stored like any others, and those that still hold are not made again.
     """
     found = [Verified(config) for config in configs]
     for verified in found:
-        # Not a share of the time for each, with which none might be decided: what is left comes next time.
+        # Time is not divided among the configs: none might be decided then. The rest is verified next time.
         if run.seconds_left > 0:
-            _verify(verified, run, run.executor.clock() + min(LIMIT_S, run.seconds_left))
+            _verify(verified, run)
     return found
 
 
@@ -96,7 +89,7 @@ def retune(
     found: Sequence[Verified], gpu: Gpu, store: Store, settings: Settings, executor: Executor,
     listener: Listener | None = None,
 ) -> None:
-    """Tune anew what has moved, within `settings`, and note there what was found. Raises as `tune` does."""
+    """Tune anew what has moved, within `settings`, and note the new configs in `found`. Raises as `tune` does."""
     moved = [verified for verified in found if verified.has_moved]
     tasks = list(dict.fromkeys(verified.task for verified in moved))
     results = tune(tasks, gpu, store, settings, executor, listener) if tasks else []
@@ -105,39 +98,26 @@ def retune(
         verified.retuned = best[verified.task]
 
 
-def _verify(verified: Verified, run: Run, end: float) -> None:
+def _verify(verified: Verified, run: Run) -> None:
     config, task = verified.config, verified.task
     if why_invalid(config.variant, task.spec, run.gpu):
         verified.state = LOST
         return
-    search = _measured(config, task, run, end)
+    end = run.budget.verify_end(run.executor.clock())
+    most = INTERPRETED_ENTRANTS if run.gpu.is_interpreter else ENTRANTS
+    search = search_only(task, run, rivals(config, run.store, run.gpu, most), end)
     if config.variant in search.unfit:
         verified.state = LOST
     elif config.variant in search.timed and search.baseline is not None:
         final = Final(search, search.baseline)
-        final.decide(min(end, run.executor.clock() + RACE_LIMIT_S))
+        final.decide(end)
         _judge(verified, search, final)
         if verified.state == HELD:
             _renew(verified, run, final)
-    if run.executor.racer is not None:
-        run.executor.racer.free()
-
-
-def _measured(config: BestConfig, task: Task, run: Run, end: float) -> Search:
-    """A search that has tried the winner and its rivals."""
-    entrants = rivals(config, run.store, run.gpu, INTERPRETED_ENTRANTS if run.gpu.is_interpreter else ENTRANTS)
-    setting = Setting(task.spec, task.batch, task.page_size, run.gpu, run.regime)
-    known = len(run.store.reusable_trials(setting, run.executor.environment_of))
-    search = Search(task, replace(run, settings=replace(run.settings, trials=known + len(entrants))), entrants)
-    search.reuse()
-    search.explore(end)
-    if run.executor.racer is not None:
-        run.executor.worker.free()
-    return search
 
 
 def _judge(verified: Verified, search: Search, final: Final) -> None:
-    """Say what became of the winner, by the race or, where it is far behind, by the trials before it."""
+    """Set the state of the winner, by the race or, if it is far behind, by the trials before it."""
     winner = verified.config.variant
     if winner in search.unfit:
         verified.state = LOST
@@ -146,7 +126,7 @@ def _judge(verified: Verified, search: Search, final: Final) -> None:
     regime = search.timed[winner].regime
     timings = final.timings if has_raced else {v: t for v, t in search.timed.items() if t.regime == regime}
     fastest = min(timings, key=lambda v: timings[v].median_ms)
-    is_far_behind = timings[winner].median_ms > SCREEN * timings[fastest].median_ms
+    is_far_behind = timings[winner].median_ms > CLEAR_RATIO * timings[fastest].median_ms
     if not has_raced and not is_far_behind:
         # Times of trials are not compared more closely than that.
         return
@@ -159,7 +139,7 @@ def _judge(verified: Verified, search: Search, final: Final) -> None:
 
 
 def _is_beaten(winner: Variant, fastest: Variant, timings: Mapping[Variant, Timing]) -> bool:
-    interval = compare(timings[fastest], timings[winner], ALPHA / LOOKS / max(1, num_comparisons(len(timings))))
+    interval = compare(timings[fastest], timings[winner], ALPHA / STAGES / max(1, num_comparisons(len(timings))))
     return fastest != winner and interval.is_faster and interval.median < -TIE
 
 
@@ -169,10 +149,10 @@ def _renew(verified: Verified, run: Run, final: Final) -> None:
     assert verified.timing is not None
     assert final.decision is not None
     variant, verdict = final.decision
-    # What is chosen before it is no faster: it is simpler, or the race could not tell.
+    # A variant chosen before the winner is no faster: it is simpler, or the race could not tell.
     is_chosen = variant == config.variant or verdict is Verdict.AMBIGUOUS
     verified.fresh = replace(
         config, gpu=run.gpu, timing=verified.timing, default_timing=final.timings[final.baseline],
         verdict=verdict if is_chosen else Verdict.TIE, full_check=False,
         environment=run.executor.environment_of(config.variant.template, run.gpu), measured_at=utc_now())
-    run.store.put_best(verified.fresh)
+    run.history.put_best(verified.task, verified.fresh)

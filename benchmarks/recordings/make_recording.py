@@ -24,9 +24,9 @@ from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.launch.device import present_gpu
 from attention_tuner.tuner.console.output import note, say
 from attention_tuner.tuner.processes.compile import Builds
-from attention_tuner.tuner.run import Run, executor_on
-from attention_tuner.tuner.settings import Listener, Settings
-from attention_tuner.tuner.tune import refuse_large, refuse_long
+from attention_tuner.tuner.run import History, Run, executor_on, regime_on
+from attention_tuner.tuner.settings import Budget, Listener, Settings
+from attention_tuner.tuner.tune import refuse
 
 # Seconds of the time for a run that writing the recording takes.
 WRITING_S = 8.0
@@ -44,17 +44,15 @@ def main(arguments: argparse.Namespace) -> None:
         raise InputError("no GPU is present; add --interpreter to record small batches through Triton's interpreter")
     tasks = grid_tasks(grid, gpu)
     settings = Settings(seconds=arguments.seconds, seed=arguments.seed, samples=arguments.samples)
-    if gpu.is_interpreter:
-        refuse_long(tuple(tasks), settings)
-    else:
-        refuse_large(tuple(tasks))
+    refuse(tuple(tasks), gpu, settings)
     seconds = settings.seconds
-    deadline = math.inf if seconds is None else begun + seconds - min(WRITING_S, seconds / 4)
+    end = math.inf if seconds is None else begun + seconds - min(WRITING_S, seconds / 4)
     with Store.open(arguments.db or default_path()) as store:
         with contextlib.closing(executor_on(gpu, room=len(tasks), races=False)) as executor:
             builds = None if executor.pool is None else Builds(executor.pool, gpu)
             run_id = store.start_run({**settings.as_json(), "grid": grid.name})
-            run = Run(gpu, store, settings, executor, Listener(), run_id, deadline, builds)
+            history = History(store, gpu, regime_on(gpu, settings), executor.environment_of)
+            run = Run(gpu, store, settings, executor, Listener(), run_id, history, Budget(end), builds)
             missing = Recorder(grid, run, note).record()
         recording = recording_of(grid, gpu, store, run.regime, executor.environment_of)
     recording.save(arguments.file)

@@ -111,7 +111,7 @@ class Recorder:
             costs = self._costs[task] = Costs(task, self.run.gpu.is_interpreter)
             job = PrepareJob(task, self.run.settings.seed, self.run.regime)
             try:
-                costs.prepared_s = executor.worker.submit(job, costs.limit_s, self.run.deadline).result()
+                costs.prepared_s = executor.worker.submit(job, costs.limit_s, self.run.budget.end).result()
             except JobError:
                 if self.run.seconds_left > 0:
                     raise
@@ -177,7 +177,7 @@ class Recorder:
             task, variant, facts = self._ready.popleft()
             job = MeasureJob(task, variant, run.settings.samples, run.settings.seed, run.regime,
                              self._best_ms.get(task), "" if facts is None else facts.code_hash)
-            pending = _PendingTrial(task, variant, facts, worker.submit(job, self._costs[task].limit_s, run.deadline))
+            pending = _PendingTrial(task, variant, facts, worker.submit(job, self._costs[task].limit_s, run.budget.end))
             pending.future.add_done_callback(self._ending(pending))
             self._pending.append(pending)
 

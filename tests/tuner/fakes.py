@@ -28,8 +28,8 @@ from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob, RaceJob, RaceResult
 from attention_tuner.tuner.processes.compile import Build, Builds, CompileJob
-from attention_tuner.tuner.run import Executor, Run
-from attention_tuner.tuner.settings import Listener, Settings
+from attention_tuner.tuner.run import Executor, History, Run, regime_on
+from attention_tuner.tuner.settings import Budget, Listener, Settings
 
 GPU = TARGETS["sm_90"]
 SPEC = AttentionSpec(8, 2, 64)
@@ -228,7 +228,8 @@ class Bench:
     def run(
         self, settings: Settings, gpu: Gpu = GPU, listener: Listener | None = None, seconds: float = math.inf
     ) -> Run:
-        deadline = self.clock() + seconds
         run_id = self.store.start_run({})
         builds = self.executor.pool and Builds(self.executor.pool, gpu)
-        return Run(gpu, self.store, settings, self.executor, listener or Listener(), run_id, deadline, builds)
+        history = History(self.store, gpu, regime_on(gpu, settings), self.executor.environment_of)
+        budget = Budget(self.clock() + seconds)
+        return Run(gpu, self.store, settings, self.executor, listener or Listener(), run_id, history, budget, builds)

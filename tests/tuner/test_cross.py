@@ -12,9 +12,9 @@ from attention_tuner.kernel_templates.outcome import BestConfig, Failed, Regime,
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.search_spaces.space import survey
-from attention_tuner.tuner.cross import CROSS_SHARE, cross, winners
+from attention_tuner.tuner.cross import cross, winners
 from attention_tuner.tuner.run import open_run
-from attention_tuner.tuner.settings import Settings, TaskResult
+from attention_tuner.tuner.settings import Budget, Settings, TaskResult
 from attention_tuner.tuner.tune import tune
 
 MORE = Task(SPEC, Batch.parse("5x1@900"), 16)
@@ -133,7 +133,7 @@ def test_a_run_keeps_a_share_of_its_time_for_it(bench: Bench) -> None:
     bench.restart(cost=5.0)
     start = bench.clock()
     tune([TASK], GPU, bench.store, Settings(trials=500, seconds=100, sampler="random", cross=True), bench.executor)
-    assert bench.clock() - start <= (1 - CROSS_SHARE) * 100
+    assert bench.clock() - start <= (1 - Budget().cross_share) * 100
 
 
 def test_a_batch_for_which_nothing_was_found_is_left_alone(bench: Bench) -> None:

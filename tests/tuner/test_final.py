@@ -12,7 +12,7 @@ from attention_tuner.kernel_templates.batch import BatchBucket, Shape
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.outcome import BestConfig, Check, Failed, JobError, Regime, Timed, Timing, Verdict
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.tuner.final import LOOKS, SCREEN, Final, is_newest, keep, stored_best
+from attention_tuner.tuner.final import CLEAR_RATIO, STAGES, Final, is_newest, keep, stored_best
 from attention_tuner.tuner.measure.jobs import RaceResult
 from attention_tuner.tuner.measure.race import compare
 from attention_tuner.tuner.search import Search
@@ -50,7 +50,7 @@ def test_a_winner_of_the_search_that_is_slower_in_the_race_is_not_kept(bench: Be
 
 
 def test_what_was_far_slower_in_the_search_does_not_race(bench: Bench) -> None:
-    final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5, THIRD: 0.5 * SCREEN * 1.01}), DEFAULT)
+    final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5, THIRD: 0.5 * CLEAR_RATIO * 1.01}), DEFAULT)
     bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: 0.5}.__getitem__
     final.decide(math.inf)
     assert bench.worker.races[0].variants == (DEFAULT, HEURISTIC)
@@ -73,9 +73,9 @@ def test_the_race_goes_on_until_it_is_clear_and_only_among_those_in_question(ben
     rounds = [race.rounds for race in bench.worker.races]
     assert decision is not None
     assert decision[1] is Verdict.AMBIGUOUS
-    assert len(rounds) == LOOKS
+    assert len(rounds) == STAGES
     assert rounds[1:] == [rounds[0], 2 * rounds[0]]
-    assert len({race.seed for race in bench.worker.races}) == LOOKS
+    assert len({race.seed for race in bench.worker.races}) == STAGES
     assert len(final.timings[HEURISTIC].samples_ms) == sum(rounds)
 
 
@@ -177,7 +177,7 @@ def test_the_race_has_a_process_of_its_own_and_something_else_is_done_meanwhile(
     called: list[int] = []
     Final(search, DEFAULT).decide(math.inf, lambda: called.append(len(racer.races)))
     assert bench.worker.jobs == []
-    assert len(racer.races) == LOOKS
+    assert len(racer.races) == STAGES
     assert called == [1]
     assert search.result.measuring_seconds > 0
 
@@ -275,7 +275,7 @@ def test_few_sound_samples_keep_only_what_is_far_ahead(bench: Bench, faster_ms: 
 def search(tmp_path: Path) -> Search:
     bench = Bench(tmp_path)
     search = Search(TASK, bench.run(Settings(trials=6, sampler="random")))
-    search.explore(math.inf)
+    search.try_variants(math.inf)
     return search
 
 
@@ -287,9 +287,9 @@ def best(search: Search, variant: Variant, ms: float = 0.5, verdict: Verdict = V
 
 def test_a_stored_best_holds_in_its_environment_regime_and_batch(search: Search) -> None:
     store, config = search.run.store, best(search, DEFAULT)
-    assert stored_best(search, DEFAULT) is None
+    assert stored_best(search, DEFAULT, store.best_configs()) is None
     store.put_best(config)
-    assert stored_best(search, DEFAULT) == config
+    assert stored_best(search, DEFAULT, store.best_configs()) == config
     for other in (
         replace(config, environment=replace(config.environment, driver="before")),
         replace(config, batch="2x1@47"),
@@ -297,16 +297,16 @@ def test_a_stored_best_holds_in_its_environment_regime_and_batch(search: Search)
     ):
         store.put_best(other)
     # Another environment's took its place; those of another batch and of another regime stand beside it.
-    assert stored_best(search, DEFAULT) is None
+    assert stored_best(search, DEFAULT, store.best_configs()) is None
     assert len(store.best_configs()) == 3
 
 
 def test_a_stored_best_that_has_failed_since_does_not_hold(search: Search) -> None:
     search.run.store.put_best(best(search, DEFAULT))
-    search.disqualify(Failed(DEFAULT, "time", "an illegal access"))
+    search.mark_failed(Failed(DEFAULT, "time", "an illegal access"))
     baseline = search.baseline
     assert baseline is not None
-    assert stored_best(search, baseline) is None
+    assert stored_best(search, baseline, search.run.store.best_configs()) is None
 
 
 def test_a_stored_best_is_the_newest_while_nothing_was_tried_since(search: Search) -> None:

@@ -16,7 +16,7 @@ from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Skip
 from attention_tuner.tuner.measure.gpu_state import GpuState
 from attention_tuner.tuner.processes.compile import CompilePool
 from attention_tuner.tuner.processes.worker import Worker
-from attention_tuner.tuner.run import AHEAD, Executor, open_run
+from attention_tuner.tuner.run import AHEAD_PER_PROCESS, FEWEST_AHEAD, Executor, open_run
 from attention_tuner.tuner.settings import Settings, TaskResult
 
 
@@ -84,9 +84,11 @@ def test_an_executor_starts_all_it_has(bench: Bench) -> None:
     assert bench.worker.starts == 2
 
 
-def test_without_a_pool_nothing_is_asked_ahead(bench: Bench) -> None:
-    run = bench.run(Settings())
-    assert run.ahead == AHEAD * bench.pool.processes
+def test_a_quarter_of_the_trials_are_chosen_ahead_or_fewer_if_there_are_few_processes(bench: Bench) -> None:
+    run = bench.run(Settings(trials=20))
+    assert run.ahead == 5
+    assert replace(run, settings=Settings(trials=1000)).ahead == AHEAD_PER_PROCESS * bench.pool.processes
+    assert replace(run, settings=Settings(trials=3)).ahead == FEWEST_AHEAD
     assert replace(run, settings=Settings(ahead=5)).ahead == 5
     assert replace(run, executor=replace(bench.executor, pool=None), settings=Settings(ahead=5)).ahead == 1
 

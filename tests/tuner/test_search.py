@@ -39,14 +39,13 @@ from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
 from attention_tuner.tuner.run import Executor
 from attention_tuner.tuner.search import (
     EXCEEDS_SHARED_MEMORY,
-    FEW_TIMED,
+    FEWEST_TIMED,
     INTERPRETED_SAMPLES,
-    OVERRUN_S,
     PROVEN_SHARE,
     PendingMeasurement,
     Search,
 )
-from attention_tuner.tuner.settings import Listener, Progress, Settings
+from attention_tuner.tuner.settings import Budget, Listener, Progress, Settings
 
 
 @pytest.fixture
@@ -56,9 +55,9 @@ def bench(tmp_path: Path) -> Bench:
 
 def searched(bench: Bench, settings: Settings | None = None, deadline: float = math.inf, task: Task = TASK) -> Search:
     """A search that has as much time as the whole run."""
-    search = Search(task, replace(bench.run(settings or Settings(trials=20)), deadline=deadline))
+    search = Search(task, replace(bench.run(settings or Settings(trials=20)), budget=Budget(deadline)))
     search.reuse()
-    search.explore(deadline)
+    search.try_variants(deadline)
     return search
 
 
@@ -147,7 +146,7 @@ def test_outcomes_are_counted_by_reason_and_told(bench: Bench) -> None:
 
     search = Search(TASK, bench.run(Settings(trials=30), listener=Told()))
     search.reuse()
-    search.explore(math.inf)
+    search.try_variants(math.inf)
     stages = Counter(v.number("num_stages") for v in bench.worker.measured)
     assert search.result.reasons == {
         key: count
@@ -180,24 +179,24 @@ def test_a_variant_is_not_blamed_for_a_budget_that_ran_out(bench: Bench) -> None
 
 def test_a_task_whose_share_is_short_still_times_a_few(bench: Bench) -> None:
     bench.worker.start_cost = 4.0
-    run = replace(bench.run(Settings(trials=1000)), deadline=bench.clock() + 100)
+    run = replace(bench.run(Settings(trials=1000)), budget=Budget(bench.clock() + 100))
     search = Search(TASK, run)
     search.reuse()
     start = bench.clock()
-    search.explore(start + 1)
+    search.try_variants(start + 1)
     # One more was under way.
-    assert FEW_TIMED <= search.result.outcomes["timed"] <= FEW_TIMED + 1
+    assert FEWEST_TIMED <= search.result.outcomes["timed"] <= FEWEST_TIMED + 1
     assert search.baseline == DEFAULT
-    assert bench.clock() - start <= 1 + OVERRUN_S
+    assert bench.clock() - start <= 1 + Budget().overrun_s
 
 
 def test_what_hangs_in_a_short_share_does_not_take_much_more(bench: Bench) -> None:
     bench.worker.faults = lambda v: "hang"
-    search = Search(TASK, replace(bench.run(Settings(trials=1000)), deadline=bench.clock() + 100))
+    search = Search(TASK, replace(bench.run(Settings(trials=1000)), budget=Budget(bench.clock() + 100)))
     search.reuse()
     start = bench.clock()
-    search.explore(start + 1)
-    assert bench.clock() - start == pytest.approx(1 + OVERRUN_S)
+    search.try_variants(start + 1)
+    assert bench.clock() - start == pytest.approx(1 + Budget().overrun_s)
     assert search.result.outcomes == {}
 
 
@@ -212,7 +211,7 @@ def test_a_variant_that_hangs_is_blamed(bench: Bench) -> None:
 def test_a_hang_is_told_by_what_other_trials_take(bench: Bench) -> None:
     bench.worker.faults = lambda v: "hang" if len(bench.worker.measured) == 3 else ""
     start = bench.clock()
-    search = searched(bench, Settings(trials=10))
+    search = searched(bench, Settings(trials=10, ahead=8))
     assert search.result.outcomes == {"timed": 9, "failed": 1}
     # Half a second each, and the one that hangs.
     assert bench.clock() - start == pytest.approx(9 * 0.5 + HANG_S + HANG_FACTOR * 0.5, abs=1)
@@ -235,7 +234,7 @@ def test_the_interpreter_compiles_nothing_ahead_and_takes_few_samples(bench: Ben
     bench.executor = replace(bench.executor, pool=None)
     search = Search(TASK, bench.run(Settings(trials=6), INTERPRETER))
     search.reuse()
-    search.explore(math.inf)
+    search.try_variants(math.inf)
     assert bench.pool.submitted == []
     assert search.result.outcomes == {"timed": 6}
     assert all(t.regime == Regime("interpreter") for t in search.timed.values())
@@ -249,7 +248,7 @@ def test_it_ends_when_no_variant_is_left(bench: Bench) -> None:
     bench.executor = replace(bench.executor, pool=None)
     valid = survey(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, INTERPRETER).valid
     search = Search(TASK, bench.run(Settings(trials=10_000, sampler="random"), INTERPRETER))
-    search.explore(math.inf)
+    search.try_variants(math.inf)
     assert search.result.tried == len(bench.worker.measured) == len(valid)
 
 
@@ -261,7 +260,7 @@ def test_the_gpu_measures_the_next_while_a_trial_is_stored(bench: Bench) -> None
             begun.append(len(bench.worker.measured))
 
     bench.pool.cost = 0.01
-    Search(TASK, bench.run(Settings(trials=6), listener=Told())).explore(math.inf)
+    Search(TASK, bench.run(Settings(trials=6, ahead=6), listener=Told())).try_variants(math.inf)
     assert begun == [2, 3, 4, 5, 6, 6]
 
 
@@ -272,15 +271,15 @@ def test_what_all_trials_share_is_prepared_while_the_first_are_compiled(bench: B
 
     def noted(job: Any, timeout_s: float, deadline: float = math.inf) -> Any:
         if isinstance(job, PrepareJob):
-            waiting.extend(search._waiting)
+            waiting.extend(search._compiling)
             submitted.extend(job.variant for job in bench.pool.submitted)
         return run(job, timeout_s, deadline)
 
     bench.worker.run = noted
     search = Search(TASK, bench.run(Settings(trials=30, seed=7)))
-    search.explore(math.inf)
+    search.try_variants(math.inf)
     assert bench.worker.jobs[0] == PrepareJob(TASK, 7, Regime("graph"))
-    assert len(waiting) >= 2 * bench.pool.processes
+    assert len(waiting) == search.run.ahead
     assert {template_of(v).code_key(v) for v in submitted} == {template_of(v).code_key(v) for v in waiting}
 
 
@@ -293,15 +292,13 @@ def test_a_worker_that_does_not_start_in_time_ends_the_search(bench: Bench) -> N
     assert search.result.outcomes == {}
 
 
-def test_twice_as_many_as_there_are_processes_are_asked_for_ahead(bench: Bench) -> None:
+@pytest.mark.parametrize(("settings", "expected"), [(Settings(trials=100), 14), (Settings(trials=100, ahead=3), 3)])
+def test_as_many_variants_are_compiled_ahead_as_the_run_says(bench: Bench, settings: Settings, expected: int) -> None:
     bench.pool = FakePool(bench.clock, processes=7)
     bench.executor = replace(bench.executor, pool=bench.pool)
-    search = Search(TASK, bench.run(Settings(trials=100)))
-    search.ask_ahead()
-    assert len(search._waiting) == 14
-    few = Search(TASK, bench.run(Settings(trials=100, ahead=3)))
-    few.ask_ahead()
-    assert len(few._waiting) == 3
+    search = Search(TASK, bench.run(settings))
+    search.choose_ahead()
+    assert len(search._compiling) == expected
 
 
 def test_each_trial_knows_the_best_so_far_and_the_code(bench: Bench) -> None:
@@ -333,12 +330,12 @@ NEAR = Task(SPEC, Batch.parse("2x1@60"), TASK.page_size)
 def test_what_did_well_elsewhere_keeps_the_gpu_busy_while_the_rest_is_compiled(bench: Bench) -> None:
     run = bench.run(Settings(trials=60))
     first = Search(NEAR, run)
-    first.explore(math.inf)
+    first.try_variants(math.inf)
     measured = list(bench.worker.measured)
     bench.pool.cost = 5.0
     start, submitted = bench.clock(), len(bench.pool.submitted)
     second = Search(TASK, run)
-    second.explore(math.inf)
+    second.try_variants(math.inf)
     again = bench.worker.measured[len(measured) :]
     assert second.result.tried == len(again) == len(set(again)) == 60
     shared = [v for v in again if v in measured]
@@ -357,37 +354,37 @@ def with_many_processes(bench: Bench) -> Bench:
 
 def test_what_is_asked_ahead_leaves_what_did_well_elsewhere_its_trials(bench: Bench) -> None:
     run = with_many_processes(bench).run(Settings(trials=30))
-    Search(NEAR, run).explore(math.inf)
+    Search(NEAR, run).try_variants(math.inf)
     search = Search(TASK, run)
-    search.look_around()
-    search.ask_ahead()
+    search.learn()
+    search.choose_ahead()
     left = int(PROVEN_SHARE * (30 - len(search._first)))
     assert len(search._proven) == left > 0
-    assert len(search._waiting) == min(run.ahead, 30 - left)
-    search.explore(math.inf)
+    assert len(search._compiling) == min(run.ahead, 30 - left)
+    search.try_variants(math.inf)
     assert search.result.tried == 30
 
 
 def test_what_did_well_elsewhere_gets_no_trials_that_are_asked_for_already(bench: Bench) -> None:
     run = with_many_processes(bench).run(Settings(trials=30, sampler="random"))
-    Search(NEAR, run).explore(math.inf)
+    Search(NEAR, run).try_variants(math.inf)
     # Another seed, so that not the same variants are asked for.
     search = Search(TASK, replace(run, settings=replace(run.settings, seed=1)))
-    search.ask_ahead()
-    assert len(search._waiting) == run.ahead == 28
-    search.explore(math.inf)
+    search.choose_ahead()
+    assert len(search._compiling) == run.ahead == 7
+    search.try_variants(math.inf)
     assert search.result.tried == 30
 
 
 def test_a_stored_winner_that_was_found_meanwhile_is_tried_next(bench: Bench) -> None:
     search = Search(TASK, bench.run(Settings(trials=30, ahead=4)))
-    search.ask_ahead()
+    search.choose_ahead()
     winner = survey(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU).valid[-1]
     timing = Timing((1.0,), Regime("graph"))
-    bench.store.put_best(
+    search.run.history.put_best(NEAR,
         BestConfig(Shape.of(SPEC, NEAR.batch), GPU, winner, timing, timing, Verdict.FAST, True,
                    Environment("old", "", "", ""), str(NEAR.batch), utc_now()))  # fmt: skip
-    search.explore(math.inf)
+    search.try_variants(math.inf)
     assert bench.worker.measured.index(winner) == 4
     assert search.neighbours == (winner,)
 
@@ -408,12 +405,12 @@ def test_a_crash_is_stored_before_another_process_is_waited_for(bench: Bench) ->
         return ready(limit_s)
 
     bench.worker.ready = noted
-    search.explore(math.inf)
+    search.try_variants(math.inf)
     # The preparation, and then six trials.
     assert seen == [0, 0, 0, 0, 1, 1, 1]
 
 
-def test_waiting_for_a_process_or_for_the_card_is_no_measuring(bench: Bench) -> None:
+def test_compiling_for_a_process_or_for_the_card_is_no_measuring(bench: Bench) -> None:
     bench.worker.start_cost = 5.0
     bench.worker.wait_cost = 3.0
     assert searched(bench, Settings(trials=10)).result.measuring_seconds == pytest.approx(5.0)
@@ -449,14 +446,14 @@ def test_what_a_trial_takes_is_not_judged_by_twins(bench: Bench) -> None:
 
 def test_stored_trials_are_not_left_a_place_again(bench: Bench) -> None:
     run = bench.run(Settings(trials=60))
-    Search(NEAR, run).explore(math.inf)
+    Search(NEAR, run).try_variants(math.inf)
     few = Search(TASK, replace(run, settings=Settings(trials=20)))
-    few.explore(math.inf)
+    few.try_variants(math.inf)
     more = Search(TASK, run)
     more.reuse()
     assert set(more._first) <= set(more.timed)
     run.timed.pop(TASK)
-    more.look_around()
+    more.learn()
     known = proven(TASK, run)
     assert len(more._proven) == min(len(known), int(PROVEN_SHARE * 40)) > PROVEN_SHARE * (40 - len(more._first))
 
@@ -466,7 +463,7 @@ def test_kernels_are_counted_for_the_task_that_they_are_compiled_for(bench: Benc
     counts: list[tuple[int, int]] = []
     for task in (TASK, replace(TASK, batch=Batch.parse("3x1@90"))):
         search = Search(task, run)
-        search.explore(math.inf)
+        search.try_variants(math.inf)
         result = search.result
         assert result.compiles + result.shared == result.tried == 12
         counts.append((result.compiles, result.shared))
@@ -478,7 +475,7 @@ def test_a_search_over_some_variants_tries_these_in_their_order(bench: Bench) ->
     valid = survey(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU).valid
     only = [valid[500], valid[3], valid[77]]
     search = Search(TASK, bench.run(Settings(trials=9)), only)
-    search.explore(math.inf)
+    search.try_variants(math.inf)
     assert bench.worker.measured == only
     assert set(search.timed) == set(only)
     assert search.baseline == only[0]

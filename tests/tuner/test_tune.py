@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +29,9 @@ from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.costs import fewest_seconds
 from attention_tuner.tuner.final import INTERPRETED_FINALISTS
 from attention_tuner.tuner.measure.jobs import RaceJob
-from attention_tuner.tuner.settings import Listener, Progress, Settings, TaskResult
-from attention_tuner.tuner.tune import RACE_LIMIT_S, refuse_long, tune
+from attention_tuner.tuner.run import FEWEST_AHEAD
+from attention_tuner.tuner.settings import Budget, Listener, Progress, Settings, TaskResult
+from attention_tuner.tuner.tune import refuse, tune
 
 
 @pytest.fixture
@@ -170,7 +176,7 @@ def test_a_race_has_its_own_limit(bench: Bench) -> None:
     bench.worker.noise = 0.05
     start = bench.clock()
     (result,) = tune([TASK], GPU, bench.store, Settings(trials=10), bench.executor)
-    assert bench.clock() - start - 0.5 * result.tried <= RACE_LIMIT_S + 1
+    assert bench.clock() - start - 0.5 * result.tried <= Budget().race_limit_s + 1
     assert len(bench.worker.races) >= 1
 
 
@@ -219,8 +225,8 @@ def test_batches_that_fit_the_time_one_by_one_but_not_together_are_refused(bench
         tune(tasks, INTERPRETER, bench.store, Settings(seconds=seconds), bench.executor)
     assert bench.worker.jobs == []
     (enough,) = re.findall(r"(\d+) seconds in all", str(told.value))
-    refuse_long(tasks, Settings(seconds=float(enough)))
-    refuse_long(tasks[:1], Settings(seconds=seconds))
+    refuse(tasks, INTERPRETER, Settings(seconds=float(enough)))
+    refuse(tasks[:1], INTERPRETER, Settings(seconds=seconds))
 
 
 def test_a_batch_that_the_memory_of_the_gpu_cannot_hold_is_refused(
@@ -309,7 +315,7 @@ def test_the_next_tasks_first_variants_are_compiled_while_a_race_is_run(bench: B
 
     results = tune([TASK, OTHER], GPU, bench.store, Settings(trials=10), bench.executor, Heard())
     # Between the begin and the end of the first race, as many as may be ahead.
-    assert heard[0] - seen[0] >= bench.pool.processes
+    assert heard[0] - seen[0] >= FEWEST_AHEAD
     assert all(job.batch == OTHER.batch for job in bench.pool.submitted[seen[0] : heard[0]])
     assert len(bench.pool.submitted) >= heard[1] >= heard[0]
     assert [result.tried for result in results] == [10, 10]
@@ -446,3 +452,39 @@ def test_a_variant_that_is_lost_in_the_race_is_stored_as_failed_and_races_no_mor
     (again,) = tune([TASK], GPU, bench.store, Settings(trials=21), bench.executor)
     assert (again.tried, again.outcomes["failed"]) == (1, 1)
     assert all(fastest not in race.variants for race in bench.worker.races)
+
+
+def counting(counts: Counter[str], name: str, call: Any) -> Any:
+    def counted(*given: Any, **named: Any) -> Any:
+        counts[name] += 1
+        return call(*given, **named)
+
+    return counted
+
+
+def test_the_database_is_read_once_a_run_and_a_task(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [Task(SPEC, Batch.parse(f"{count}x1@48"), 16) for count in range(1, 8)]
+    tune(tasks, GPU, bench.store, Settings(trials=4, sampler="random"), bench.executor)
+    reads: Counter[str] = Counter()
+    for name in ("known_trials", "trials", "best_configs", "full_checks"):
+        monkeypatch.setattr(bench.store, name, counting(reads, name, getattr(bench.store, name)))
+    bench.restart()
+    tune(tasks, GPU, bench.store, Settings(trials=5, sampler="random", cross=True), bench.executor)
+    decided = len({race.task for race in bench.worker.races})
+    assert decided == len(tasks)
+    # Before a best config is written, the present one is read, which another process may have stored.
+    assert reads == {"known_trials": len(tasks), "best_configs": 1 + decided}
+
+
+def test_the_example_of_the_docstring_runs_as_it_stands(tmp_path: Path) -> None:
+    assert tune.__doc__ is not None
+    example = textwrap.dedent(tune.__doc__[tune.__doc__.index("        from contextlib"):])
+    script = tmp_path / "example.py"
+    script.write_text(example)
+    # The example decides for itself what interprets.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+    assert Variant.parse(done.stdout.strip()).page_size == 16

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from ..run import Runner
     from ..settings import Reason, Settings, TaskResult
 
-RATES_LIMIT_S = 120.0
-# Time kept for measuring the rates, ending the processes and writing the result, and its largest share of the run.
-ENDING_S = 2.0
-ENDING_SHARE = 0.1
 # Tasks that a message lists.
 LISTED = 8
 
@@ -153,20 +149,19 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: _Request) 
     from ...db.engine import shown_name
     from ...db.lookup.leave_one_out import measure_losses
     from ..run import executor_on
-    from ..tune import refuse_large, refuse_long
+    from ..settings import Budget
+    from ..tune import refuse
     from ..tune import tune as search
     from . import output
 
     # Refused before the database is opened, which may create it.
-    if gpu.is_interpreter:
-        refuse_long(tasks, settings)
-    else:
-        refuse_large(tasks)
+    refuse(tasks, gpu, settings)
     with request.open_store(asked.db, create=True) as store:
         name = store.name
         with contextlib.closing(executor_on(gpu)) as executor:
             foreign = _foreign(executor.uuid)
-            executor = replace(executor, aside_s=time.monotonic() - asked.begun + ending_seconds(settings))
+            closing_s = Budget().seconds_to_close(settings.seconds)
+            executor = replace(executor, aside_s=time.monotonic() - asked.begun + closing_s)
             with output.TuneProgress(gpu) as listener:
                 results = search(tasks, gpu, store, settings, executor, listener)
             if all(result.best is None for result in results):
@@ -188,11 +183,6 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: _Request) 
                f"--batch {best.batch} --page-size {best.page_size}{where}")
 
 
-def ending_seconds(settings: Settings) -> float:
-    """Return the seconds of a run that are kept for what follows the search."""
-    return min(ENDING_S, ENDING_SHARE * (settings.seconds or math.inf))
-
-
 def _foreign(uuid: str | None) -> list[GpuProcess]:
     """Return, and note on stderr, the processes of others on the GPU.
 
@@ -210,11 +200,12 @@ def _foreign(uuid: str | None) -> list[GpuProcess]:
 def _rates(runner: Runner, deadline: float) -> Rates | None:
     """Measure the peak rates of the GPU; return None where that fails or does not end by `deadline`."""
     from ..measure.rates import RatesJob
+    from ..settings import Budget
     from . import output
 
     try:
         if (left_s := deadline - time.monotonic()) > 0 and runner.ready(left_s):
-            return runner.submit(RatesJob(), RATES_LIMIT_S, deadline).result()
+            return runner.submit(RatesJob(), Budget().rates_limit_s, deadline).result()
         reason = "there was no time left"
     except JobError as error:
         reason = str(error)

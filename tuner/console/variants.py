@@ -203,10 +203,10 @@ def _measure(job: MeasureJob, gpu: Gpu, *, timed: bool, as_json: bool) -> None:
     """Run the job, print its outcome, and exit with status 1 unless it is timed."""
     from ..costs import interpreted_seconds
     from ..processes.worker import Worker
-    from ..tune import refuse_large
+    from ..settings import Settings
+    from ..tune import refuse
 
-    if not gpu.is_interpreter:
-        refuse_large([job.task])
+    refuse([job.task], gpu, Settings())
     # The check and the reference take a launch each.
     estimate = (job.samples + 2) * interpreted_seconds(job.task)
     if gpu.is_interpreter and estimate > LIMIT_S:

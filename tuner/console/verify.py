@@ -16,7 +16,6 @@ from ...kernel_templates.errors import InputError, NothingValidError
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import BestConfig, Regime
 from . import options, request
-from .tune import ending_seconds
 
 if TYPE_CHECKING:
     from ...db.store import Store
@@ -104,25 +103,26 @@ class _Job:
     def run(self, configs: Sequence[BestConfig]) -> list[Verified]:
         """Verify `configs` and, with `retune`, tune what has moved, in the time that there is."""
         from ..run import executor_on, open_run
-        from ..tune import refuse_long
-        from ..verify import RETUNE_SHARE, Verified, retune, verify
+        from ..settings import Budget
+        from ..tune import refuse
+        from ..verify import Verified, retune, verify
         from .output import TuneProgress
 
-        settings, gpu, store = self.settings, self.gpu, self.store
+        settings, gpu, store, budget = self.settings, self.gpu, self.store, Budget()
         total_s = settings.seconds or math.inf
         if gpu.is_interpreter and self.retune:
             tasks = [Verified(config).task for config in configs]
-            refuse_long(tasks, replace(settings, seconds=RETUNE_SHARE * total_s))
+            refuse(tasks, gpu, replace(settings, seconds=budget.retune_share * total_s))
         with contextlib.closing(executor_on(gpu)) as executor:
-            ending_s = ending_seconds(settings)
-            executor = replace(executor, aside_s=time.monotonic() - self.begun + ending_s)
-            share = 1 - RETUNE_SHARE if self.retune else 1.0
+            closing_s = budget.seconds_to_close(settings.seconds)
+            executor = replace(executor, aside_s=time.monotonic() - self.begun + closing_s)
+            share = 1 - budget.retune_share if self.retune else 1.0
             with TuneProgress(gpu) as listener:
                 with open_run(gpu, store, _within(settings, share * total_s), executor, listener) as run:
                     found = verify(configs, run)
                 left_s = total_s - (time.monotonic() - self.begun)
-                if self.retune and left_s > ending_s:
-                    executor = replace(executor, aside_s=ending_s)
+                if self.retune and left_s > closing_s:
+                    executor = replace(executor, aside_s=closing_s)
                     retune(found, gpu, store, _within(settings, left_s), executor, listener)
         return found
 
