@@ -1,7 +1,7 @@
-"""The full check: the cases that a variant must pass for its layer, whatever batch it won on.
+"""The cases of the full check: a variant must pass them for its layer, whatever batch it won on.
 
-In every case the output and the partial results hold NaN before the launch, as do cache slots, pages and block table
-entries that no sequence has, pages are handed out at random, and every row of the output is judged.
+In every case the output, the partial results, and the cache slots and pages of no sequence hold NaN before the launch.
+Pages are handed out at random, and every row of the output is judged.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from ...kernel_templates.variant import Variant
 from ..costs import interpreted_seconds
 
 Way = Literal["once", "twice", "padded", "reserved", "after another", "fixed"]
-"""How a case is launched: once; twice, all that is written bit for bit the same; with the padded grid of a captured
-graph; in room reserved for more; by a launcher that has just run another batch; or with a fixed split of the keys."""
+"""The way to launch a case: once; twice, with outputs that must be equal bit for bit; with the padded grid of a
+captured graph; in room reserved for more; by a launcher that has just run another batch; or with a fixed split of the
+keys."""
 
 Past = Literal["", "q", "cache", "partials"]
-"""Which tensor of a case has elements whose offset 32 bits do not hold."""
+"""The tensor of a case that has offsets beyond 32 bits."""
 
-# The interpreter takes at most so long for a variant.
+# The longest accepted check of a variant through the interpreter.
 INTERPRETED_LIMIT_S = 300.0
-# What a case takes there beside its tiles.
+# Seconds of a case there, in addition to its tiles.
 INTERPRETED_CASE_S = 0.1
 SEEDS = 3
-# Rows of a tile: no template has larger ones.
+# No template has tiles of more rows.
 LARGEST_TILE = 128
-# Windows beyond are checked on a GPU only: the interpreter takes 5 ms for 16 keys.
+# The interpreter takes 5 ms for 16 keys, so larger windows are checked on a GPU only.
 INTERPRETED_KEYS = 512
 FRESH_PROCESSES = 3
-# The most keys of a segment of short and of long sequences: about the least, so that even small batches are cut.
+# The most keys of a segment of short and of long sequences: so few that even small batches are cut.
 FIXED_SPLIT = (128, 256)
 NEEDS_GPU = "it needs a GPU"
 
@@ -51,32 +52,32 @@ Sequences = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One launch of the full check, or a few; `shared_prefix` tokens of context are the same pages for all sequences.
-
-    With `packed`, K and V are views of one tensor; with `guard`, NaN follows each row of q, K, V and the output; with
-    `lse`, the log-sum-exp is asked for; with `large_logits`, scores are in the thousands. Where `skip` says why, it
-    is not run for the variant.
-    """
+    """One launch of the full check, or a few."""
 
     name: str
     batch: Batch
     seed: int = 0
     way: Way = "once"
+    # K and V are views of one tensor.
     packed: bool = False
+    # NaN follows each row of q, K, V and the output.
     guard: bool = False
+    # The log-sum-exp is written and judged too.
     lse: bool = False
+    # Tokens of context that are the same pages for all sequences.
     shared_prefix: int = 0
+    # Scores are in the thousands.
     large_logits: bool = False
     past: Past = ""
     needs_gpu: bool = False
+    # The reason why the case is not run for the variant.
     skip: str = ""
 
 
 def cases_of(spec: AttentionSpec, variant: Variant, seed: int = 0) -> tuple[Case, ...]:
-    """The cases for a layer and the variant's page size, small ones first; their inputs are drawn from `seed` on.
+    """The cases for a layer and the variant's page size, small ones first, with inputs drawn from `seed` on.
 
-    Little depends on more of the variant: on whether its template writes the log-sum-exp, and how many partial results
-    it has.
+    Of the rest of the variant, only its partial results and whether its template writes the log-sum-exp matter.
     """
     cases = (*_small_cases(spec, variant.page_size, seed), *_large_cases(spec, variant.page_size, seed),
              *_cases_past_32_bits(spec, variant, seed))
@@ -84,13 +85,13 @@ def cases_of(spec: AttentionSpec, variant: Variant, seed: int = 0) -> tuple[Case
 
 
 def compiled_cases(spec: AttentionSpec, variant: Variant) -> tuple[Case, ...]:
-    """Of the cases, one for each code that they launch."""
+    """One case for each code that the cases launch."""
     run = (case for case in cases_of(spec, variant) if not case.skip and case.batch == Batch(_MIXED))
     return tuple({case.lse: case for case in run}.values())
 
 
 def fresh_cases(seed: int = 0) -> tuple[Case, ...]:
-    """The cases of which each is run in a process of its own."""
+    """The cases that are each run in a process of their own."""
     return tuple(
         Case(f"fresh process {number}", Batch(_LARGE), seed, needs_gpu=True)
         for number in range(1, FRESH_PROCESSES + 1)
@@ -103,7 +104,7 @@ def sanitizer_case(seed: int = 0) -> Case:
 
 
 def interpreted_check_seconds(spec: AttentionSpec, variant: Variant) -> float:
-    """What the full check of `variant` takes through the interpreter, about."""
+    """Estimated seconds of the full check of `variant` through the interpreter."""
     return sum(
         INTERPRETED_CASE_S
         + _LAUNCHES.get(case.way, 1) * interpreted_seconds(Task(spec, case.batch, variant.page_size), variant)
@@ -112,7 +113,7 @@ def interpreted_check_seconds(spec: AttentionSpec, variant: Variant) -> float:
 
 
 def refuse_slow(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> None:
-    """Raise `InputError` where the interpreter would take too long for the full check of `variant`."""
+    """Raise `InputError` if the interpreter would take too long for the full check of `variant`."""
     seconds = interpreted_check_seconds(spec, variant) if gpu.is_interpreter else 0.0
     if seconds > INTERPRETED_LIMIT_S:
         raise InputError(f"the full check of layer {spec.key()!r} with pages of {variant.page_size} is too large for "
@@ -121,14 +122,14 @@ def refuse_slow(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> None:
 
 
 def _without_lse(case: Case) -> Case:
-    """The case for a template that writes no log-sum-exp: what is about more than it runs without."""
+    """The case for a template that writes no log-sum-exp: skipped if it is about nothing else."""
     if case.way == "twice":
         return replace(case, lse=False)
     return replace(case, skip="its template writes none") if case.lse else case
 
 
 def _decodes(kv_lens: Sequence[int]) -> Batch:
-    """Sequences of one query token with so many keys each."""
+    """Sequences of one query token with these numbers of keys."""
     return Batch(tuple((1, kv_len - 1) for kv_len in kv_lens))
 
 
@@ -220,7 +221,7 @@ def _cases_past_32_bits(spec: AttentionSpec, variant: Variant, seed: int) -> lis
 
 
 def _count(elements: int) -> int:
-    """How many sequences of so many elements each have more than 2^31, with one to spare."""
+    """Number of sequences of so many elements that together exceed 2^31, with one to spare."""
     return min(MAX_SEQUENCES, _OFFSETS // elements + 2)
 
 

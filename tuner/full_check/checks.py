@@ -1,4 +1,4 @@
-"""Full checks of many variants: each case is run for one variant after the other, in one process."""
+"""Full checks of many variants: the jobs, and the run of each case for one variant after the other in one process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .cases import NEEDS_GPU, Case, cases_of, compiled_cases, fresh_cases, refus
 if TYPE_CHECKING:
     from ...db.store import Store
 
-# A variant that hangs in one case is given up after this time.
+# A variant that hangs in a case is given up after this time.
 CASE_LIMIT_S = 300.0
-# What is checked together shares the references, and is stored when all of it is done.
+# Variants that are checked together share the references, and are stored when all of them are done.
 GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a full check belongs to, beside the environment."""
+    """The layer and variant of a full check."""
 
     spec: AttentionSpec
     variant: Variant
@@ -38,19 +38,19 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class FullCheckJob(Job[CaseResult]):
-    """Run one case of the full check of a variant; what is right for it is kept for the next one of its page size."""
+    """Run one case of the full check of a variant. Its reference is cached for the next variant of its page size."""
 
     spec: AttentionSpec
     variant: Variant
     case: Case
 
     def run(self, context: Context) -> CaseResult:
-        """What came of it; what goes wrong is raised."""
+        """The result. Raises what goes wrong."""
         from .run import make_checker, run_case
 
         gpu, page_size = context.gpu(), self.variant.page_size
         device = "cpu" if gpu.is_interpreter else "cuda"
-        # No variant is to blame for what goes wrong here.
+        # No variant is to blame for a failure here.
         context.report_stage("reference")
         checker = context.cached((self.spec, page_size, self.case),
                                lambda: make_checker(self.spec, page_size, self.case, device))
@@ -58,7 +58,7 @@ class FullCheckJob(Job[CaseResult]):
         return run_case(self.variant, self.case, gpu, checker)
 
     def result_after(self, error: JobError, run: Callable[[Job[CaseResult]], CaseResult]) -> CaseResult:
-        """The variant failed the case. Raises `error` where none is to blame."""
+        """A failed case of the variant to blame. Raises `error` where none is."""
         if error.variant is None:
             raise error
         return CaseResult(self.case.name, "failed", reason=error.reason)
@@ -72,7 +72,7 @@ class SanitizeJob(Job[CaseResult]):
     variant: Variant
 
     def run(self, context: Context) -> CaseResult:
-        """What it found."""
+        """The sanitizer's result."""
         from .run import sanitize
 
         context.clear_cache()
@@ -81,9 +81,9 @@ class SanitizeJob(Job[CaseResult]):
 
 def subjects_of(store: Store, gpu: Gpu, environment_of: EnvironmentOf, layers: Sequence[AttentionSpec] = ()
                 ) -> list[Subject]:
-    """Those of the stored best configs on `gpu` that have not passed in the present environment; of `layers` if given.
+    """The stored best configs on `gpu` that have not passed in the present environment; only of `layers` if given.
 
-    What failed is not among them, nor what cannot run here. Raises `NothingValidError` where no best config is stored.
+    Configs that cannot run here are left out. Raises `NothingValidError` where no best config is stored.
     """
     configs = [
         config for config in store.best_configs(gpu_name=gpu.name)
@@ -107,9 +107,9 @@ def run_full_checks(
     seed: int = 0,
     starting: Callable[[Sequence[Subject]], object] = len,
 ) -> Iterator[FullCheck]:
-    """The full check of each subject, several of one layer and page size at a time; `starting` is told which.
+    """Check the subjects, several of one layer and page size at a time; `starting` is called with each such group.
 
-    Raises `InputError` where the interpreter would take too long, before anything is run.
+    Raises `InputError` before anything is run if the interpreter would take too long.
     """
     groups: dict[tuple[AttentionSpec, int], list[Subject]] = {}
     for subject in subjects:
@@ -125,9 +125,9 @@ def run_full_checks(
 
 
 def _compile_ahead(subjects: Sequence[Subject], gpu: Gpu) -> None:
-    """Compile what the cases launch on all cores, with the log-sum-exp and without.
+    """Compile on all cores the code that the cases launch, with the log-sum-exp and without.
 
-    What cannot be compiled fails its first case again, and says why there.
+    A variant that cannot be compiled fails its first case for the same reason.
     """
     jobs = dict.fromkeys(
         CompileJob(subject.variant, subject.spec, gpu, case.batch, case.lse)
@@ -141,7 +141,7 @@ def _compile_ahead(subjects: Sequence[Subject], gpu: Gpu) -> None:
 
 
 class _Group:
-    """Some subjects of one layer and page size, and what came of their cases so far."""
+    """Subjects of one layer and page size, and the results of their cases so far."""
 
     def __init__(self, subjects: Sequence[Subject], gpu: Gpu, seed: int) -> None:
         self._gpu = gpu
@@ -149,14 +149,14 @@ class _Group:
         self._results: dict[Subject, list[CaseResult]] = {subject: [] for subject in subjects}
 
     def checks(self, worker: Worker, environment_of: EnvironmentOf, sampled: set[str]) -> list[FullCheck]:
-        """The check of each; a template whose name is not in `sampled` has its first variant sanitized."""
+        """The full check of each subject. The first variant of a template that is not in `sampled` is sanitized."""
         by_case: dict[Case, list[Subject]] = {}
         for subject in self._results:
             for case in cases_of(subject.spec, subject.variant, self._seed):
                 by_case.setdefault(case, []).append(subject)
         with ExitStack() as stack:
             fresh = fresh_cases(self._seed)
-            # They need no GPU to import what they need, so that no case has to wait for it.
+            # They import meanwhile, which needs no GPU, so that no case has to wait for it.
             others = [worker if self._gpu.is_interpreter else stack.enter_context(Worker.on(self._gpu)) for _ in fresh]
             for other in others:
                 other.start()
@@ -174,7 +174,7 @@ class _Group:
         ]
 
     def _run(self, worker: Worker, case: Case, subjects: Sequence[Subject]) -> None:
-        """Run `case` for those of `subjects` that have failed none before."""
+        """Run `case` for those of `subjects` that have failed no case before."""
         skip = case.skip or (NEEDS_GPU if case.needs_gpu and self._gpu.is_interpreter else "")
         for subject in subjects:
             if self._has_failed(subject):

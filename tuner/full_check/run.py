@@ -1,4 +1,4 @@
-"""Running a case of the full check: its inputs, its launches, and what is judged."""
+"""The run of one case of the full check: its inputs, its launches and the judgement; and of compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from ...kernel_templates.variant import Variant
 from ..measure.check import Checker
 from .cases import FIXED_SPLIT, Case, sanitizer_case
 
-# Random scores deviate by so much then, and those of needles are 18 times as large: beyond what tanh by two
-# exponentials survives, and far from float16's 65,504.
+# The standard deviation of random scores; those of needles are 18 times as large. Tanh by two exponentials overflows
+# there, and float16's 65,504 is far away.
 LOGIT_FACTOR = 512.0
-# Of the largest query: float16's end, less what products are scaled by.
+# The largest query: float16's end, less the factor that products are scaled by.
 MAX_QUERY = 2.0**14
 SANITIZER = "compute-sanitizer"
 SANITIZER_LIMIT_S = 240.0
-# The status with which compute-sanitizer says that it found something.
+# The exit status of compute-sanitizer when it found something.
 FOUND = 9
 REASON_LENGTH = 300
-# What the watched process writes on stderr: that it begins to launch, and in JSON what came of it.
+# Lines of the watched process on stderr: before it launches, and before the result in JSON.
 LAUNCHES, RESULT = "attention-tuner launches", "attention-tuner result "
 
 _OFFSETS = 2**31
-# Of each element of q and the output: the inputs while they are made, the output, two references and their differences.
+# For each element of q and the output: inputs while they are made, output, two references and their differences.
 _QUERY_BYTES = 40
 _PARTIAL_BYTES = 5 * _OFFSETS
 _RESERVED = 2
 
 
 def make_checker(spec: AttentionSpec, page_size: int, case: Case, device: str) -> Checker | None:
-    """The inputs of `case` and what is right for them; None for a large one that the GPU's memory does not hold."""
+    """The inputs of `case` and their right outputs; None for a large case that the GPU's memory does not hold."""
     try:
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -54,7 +54,7 @@ def make_checker(spec: AttentionSpec, page_size: int, case: Case, device: str) -
         tensors = make_tensors(spec, case.batch, page_size, device, case.seed, case.packed, guard=case.guard,
                                shared_prefix=case.shared_prefix, lse=case.lse)
         if case.large_logits:
-            # Of queries in 8 bits, which hold no number as large, the scale grows.
+            # Queries in 8 bits cannot hold numbers as large, so their scale grows.
             factor = tensors.q if tensors.q_scale is None else tensors.q_scale
             largest = float(tensors.q.float().abs().max()) * (1.0 if tensors.q_scale is None else float(factor.max()))
             factor.mul_(2.0 ** math.floor(math.log2(min(LOGIT_FACTOR, MAX_QUERY / largest))))
@@ -66,10 +66,10 @@ def make_checker(spec: AttentionSpec, page_size: int, case: Case, device: str) -
 
 
 def run_case(variant: Variant, case: Case, gpu: Gpu, checker: Checker | None) -> CaseResult:
-    """What comes of `case` for `variant`; what goes wrong is raised.
+    """The result of `case` for `variant`. Raises what goes wrong.
 
-    Not run is a large case that the GPU's memory does not hold, for which there may be no checker, and one about
-    offsets past 2^31 that the variant's partial results do not reach, or whose batch it refuses as too large.
+    A large case is not run if the GPU's memory does not hold it; its checker may be None. A case about offsets past
+    2^31 is not run if the variant's partial results do not reach them, or if the variant refuses its batch.
     """
     try:
         if checker is None:
@@ -93,7 +93,7 @@ def run_case(variant: Variant, case: Case, gpu: Gpu, checker: Checker | None) ->
 
 
 def case_bytes(spec: AttentionSpec, case: Case) -> int:
-    """The GPU memory that `case` takes, about."""
+    """Estimated bytes of GPU memory that `case` takes."""
     dims = spec.head_dim + spec.value_dim
     queries = case.batch.num_tokens * spec.num_q_heads * dims // 2
     cache = sum(case.batch.kv_lens) * spec.num_kv_heads * dims * spec.kv_element_bytes
@@ -101,7 +101,7 @@ def case_bytes(spec: AttentionSpec, case: Case) -> int:
 
 
 def _launched(launcher: Launcher, checker: Checker, case: Case) -> tuple[Check | None, str]:
-    """The check of `case`, None where it is moot, and why it is or why it failed in spite of the check."""
+    """The check of `case`, None if it does not apply; and why not, or why it failed although the check passed."""
     device = checker.device
     if case.past == "partials":
         launcher.plan(case.batch, device)
@@ -126,20 +126,20 @@ def _launched(launcher: Launcher, checker: Checker, case: Case) -> tuple[Check |
 
 
 def _outputs(tensors: Tensors, copied: bool = True) -> list[torch.Tensor]:
-    """What a launch writes, or a copy of it."""
+    """The tensors that a launch writes, or copies of them."""
     written = [tensors.out, *([] if tensors.lse is None else [tensors.lse])]
     return [tensor.clone() for tensor in written] if copied else written
 
 
 def sanitize(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> CaseResult:
-    """What compute-sanitizer says of a launch of `variant`, in a process of its own."""
+    """The result of compute-sanitizer for a launch of `variant`, in a process of its own."""
     case = sanitizer_case()
     tool = shutil.which(SANITIZER)
     if tool is None or gpu.is_interpreter:
         return CaseResult(case.name, "not run", reason=f"there is no {SANITIZER} here" if tool is None else "no GPU")
     call = f"from {__name__} import run_sanitized; run_sanitized({spec.key()!r}, {variant.key()!r})"
     command = [tool, "--tool", "memcheck", "--error-exitcode", str(FOUND), sys.executable, "-P", "-c", call]
-    # Blocks that torch keeps and gives out again would hide what stands beside a tensor.
+    # Memory that torch caches would hide accesses beside a tensor.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False,
@@ -150,14 +150,14 @@ def sanitize(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> CaseResult:
 
 
 def _sanitized(status: int, said: list[str]) -> CaseResult:
-    """What came of a process of such an exit status and lines.
+    """The result of a watched process with this exit status and these lines.
 
-    The process itself writes what it found, so that its status says only what the tool did. One that is over before it
-    launches says nothing of the variant: the tool may not be allowed to attach, or have no memory. What ends it after
-    that is held against the variant, an exception too.
+    The process writes its own result, so its status shows only what the tool did. A process that ends before it
+    launches says nothing about the variant: the tool may not be allowed to attach, or have no memory. A later
+    end, by an exception too, counts as a failure of the variant.
     """
     name = sanitizer_case().name
-    # The tool's own lines begin with these signs.
+    # The tool's own lines begin with "==".
     of_tool = [line.strip("= ") for line in said if line.startswith("==") and "SUMMARY" not in line]
     error = next((line for line in of_tool if "error" in line.lower() or "invalid" in line.lower()), "")
     if status == FOUND:
@@ -172,7 +172,7 @@ def _sanitized(status: int, said: list[str]) -> CaseResult:
 
 
 def run_sanitized(spec: str, variant: str) -> None:
-    """In the process that compute-sanitizer watches: launch once, and write on stderr what came of it."""
+    """Launch once, in the process that compute-sanitizer watches, and write the result on stderr."""
     gpu = present_gpu() or INTERPRETER
     named, case = Variant.parse(variant), sanitizer_case()
     checker = make_checker(AttentionSpec.parse(spec), named.page_size, case, "cpu" if gpu.is_interpreter else "cuda")

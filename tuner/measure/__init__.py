@@ -1,1 +1,1 @@
-"""Measuring one variant: inputs, check, stopwatch, race."""
+"""Measuring variants: jobs, inputs, check, stopwatch, race and the state of the GPU."""

@@ -1,4 +1,4 @@
-"""What the jobs of one task share in the measuring process: the reference's answer and the buffers timed over."""
+"""The objects that the jobs of one task share in the measuring process: checker, buffers, stopwatches, outcomes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from .stopwatch import Sentinel, Stopwatch, num_buffers, plan_ms
 
 
 class Workbench:
-    """One task on one GPU."""
+    """The shared objects of one task on one GPU."""
 
     def __init__(self, task: Task, gpu: Gpu) -> None:
         self.task = task
         self.gpu = gpu
         self.device = "cpu" if gpu.is_interpreter else "cuda"
-        # Outcomes by what was measured: the code, the launch and how.
+        # Outcomes by code, launch and way of measuring.
         self.measured: dict[Hashable, Timed | Wrong] = {}
         self._checkers: dict[int, Checker] = {}
         self._buffers: list[Tensors] = []
-        # Counted once, as free memory changes: all variants are timed over as many.
+        # Counted once, because free memory changes and all variants must be timed over as many sets.
         self._counts: dict[Regime, int] = {}
         self._evictor: torch.Tensor | None = None
 
     @functools.cached_property
     def uuid(self) -> str | None:
-        """The card's, None for the interpreter."""
+        """UUID of the GPU, None for the interpreter."""
         return None if self.gpu.is_interpreter else present_uuid()
 
     @functools.cached_property
@@ -45,16 +45,16 @@ class Workbench:
         return Sentinel(self.device)
 
     def planned(self, variant: Variant, regime: Regime) -> tuple[Launcher, float]:
-        """The launcher of `variant` with the task's batch planned, and the milliseconds that a plan takes.
+        """The launcher of `variant` with the task's batch planned, and the milliseconds of one plan.
 
-        Its grid is that of the regime: as an engine would capture it, or just what the batch needs.
+        In the graph regime the grid is padded as an engine captures it; otherwise it is as large as the batch needs.
         """
         padded = regime.capture == "graph" and not self.gpu.is_interpreter
         launcher = make_launcher(variant, self.task.spec, self.gpu, Settings(padded=padded))
         return launcher, plan_ms(launcher, self.task.batch, self.device)
 
     def checker(self, seed: int) -> Checker:
-        """The checker over inputs drawn from `seed`; only the last seed's is kept."""
+        """The checker of inputs drawn from `seed`. Only that of the last seed is kept."""
         if seed not in self._checkers:
             self._checkers.clear()
             task = self.task
@@ -62,9 +62,9 @@ class Workbench:
         return self._checkers[seed]
 
     def stopwatch(self, launcher: Launcher, regime: Regime, is_loaded: bool = False) -> Stopwatch[Tensors]:
-        """A stopwatch on `launcher`, which has been run before if it `is_loaded`, in `regime` or the interpreter's.
+        """A stopwatch of `launcher` in `regime`, or in the interpreter's. A launcher that `is_loaded` has run before.
 
-        A launch that cannot be captured is timed with the grid of eager launches, by a new launcher.
+        A launch that cannot be captured is timed by a new launcher with the grid of eager launches.
         """
         if self.gpu.is_interpreter:
             regime = Regime("interpreter")
@@ -77,7 +77,7 @@ class Workbench:
         return watch
 
     def buffers(self, regime: Regime) -> list[Tensors]:
-        """The sets of tensors to rotate: in a cold regime, enough that each has left L2 when its turn comes."""
+        """The sets of tensors to rotate; in a cold regime, so many that each has left L2 when its turn comes."""
         if not self._buffers:
             self._buffers.append(self._make_buffer())
         if regime not in self._counts:
@@ -88,7 +88,7 @@ class Workbench:
         return self._buffers[:count]
 
     def _count(self, regime: Regime) -> int:
-        """How many sets of tensors to rotate."""
+        """Number of sets of tensors to rotate."""
         first = self._buffers[0]
         held = sum(t.untyped_storage().nbytes() for t in (first.q, first.k_cache, first.v_cache, first.out))
         touched, _ = minimum_traffic(self.task.spec, self.task.batch)
@@ -96,7 +96,10 @@ class Workbench:
         return num_buffers(touched, held, self.gpu.l2_bytes, free + held * len(self._buffers), regime)
 
     def flush(self, count: int, regime: Regime) -> Callable[[], object] | None:
-        """What evicts L2, where `count` sets do not exceed it twice; a read, so that nothing is left to write back."""
+        """The function that evicts L2, None where it is warm or `count` sets exceed it twice.
+
+        It reads, so that nothing is left to write back.
+        """
         touched, _ = minimum_traffic(self.task.spec, self.task.batch)
         if self.gpu.is_interpreter or regime.l2 == "warm" or count * touched >= 2 * self.gpu.l2_bytes:
             return None

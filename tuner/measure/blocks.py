@@ -1,10 +1,9 @@
 """A race in equal heat: turns of equal length in balanced orders, in blocks that a sentinel can discard.
 
-Near the tensor-core limit a variant slows down by 4 to 9 % as power rises, so a difference of half a percent shows only
-between samples that were taken in the same heat. Three things make it the same. Turns are so short that power, which
-takes tenths of a second to follow, is that of the whole field. They are equally long, and begin with as much untimed
-work as is then timed, so that what ran just before is the variant itself. And every variant follows every other
-equally often, so that what is left of the one before is no one's advantage.
+Near the tensor-core limit a variant slows down by 4 to 9 % as power rises. A difference of half a percent shows only
+between samples taken in the same heat, which three rules provide. Turns are short: power follows within tenths of a
+second, so it is that of the whole field. Turns are equally long and begin with as much untimed work as is timed, so
+each variant runs after itself. Every variant follows every other equally often, so the one before favours nobody.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from .race import balanced_orders, sound_blocks
 T = TypeVar("T", bound=Hashable)
 
 BLOCK_ROUNDS = 3
-# Power has risen to that of the field after half a second.
+# After half a second, power is that of the field.
 WARM_UP_S = 0.5
-# The timed half of a turn: whole samples, of 0.2 to 0.4 ms where launches are short, come within a fifth of it.
+# The timed half of a turn. Samples of short launches take 0.2 to 0.4 ms, so whole ones come within a fifth of it.
 TURN_MS = 1.0
 
 
@@ -34,28 +33,29 @@ def _never(start_s: float, end_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Course(Generic[T]):
-    """What a race is run on.
+    """The measurements that a race is made of."""
 
-    `turn` runs an entrant and gives its milliseconds; `sentinel`, where there is one, the milliseconds of work that
-    always is the same; `throttled` says whether the card was between two times of `clock`, in seconds.
-    """
-
+    # Runs an entrant and returns its milliseconds.
     turn: Callable[[T], float]
+    # Returns the milliseconds of work that is always the same.
     sentinel: Callable[[], float] | None = None
+    # True if the GPU was throttled between two times of `clock`.
     throttled: Callable[[float, float], bool] = _never
+    # Seconds.
     clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
 class Raced(Generic[T]):
-    """The samples in milliseconds of every entrant, of the same rounds, and how many of the blocks run were discarded.
+    """The samples of a race."""
 
-    `blocks` were asked for; `sentinels_ms` are those of all that were run, discarded or not.
-    """
-
+    # Milliseconds of every entrant, of the same rounds.
     samples_ms: dict[T, tuple[float, ...]]
+    # Blocks asked for.
     blocks: int
+    # Blocks that were run and discarded.
     discarded: int = 0
+    # Of all blocks that were run, discarded or not.
     sentinels_ms: tuple[float, ...] = ()
 
 
@@ -71,10 +71,10 @@ class _Block(Generic[T]):
 def run_blocks(
     course: Course[T], entrants: Sequence[T], rounds: int, seed: int, patience_s: float = math.inf
 ) -> Raced[T]:
-    """Run `rounds` rounds over `entrants`, and each discarded block again, in its own orders.
+    """Run `rounds` rounds over `entrants`, and each discarded block again in its own orders.
 
-    At most as many blocks are run again as were asked for, and only such as end within `patience_s` seconds of the
-    start. What is then missing stays out; where no block counts, the samples are those of all.
+    At most as many blocks are run again as were asked for, and only if they end within `patience_s` seconds of the
+    start. Blocks that are then missing stay out; if no block counts, the samples of all are returned.
     """
     start = course.clock()
     orders = balanced_orders(len(entrants), seed)
@@ -82,7 +82,7 @@ def run_blocks(
     cuts = [index * rounds // count for index in range(count + 1)]
     plan = [[entrants[i] for r in range(a, b) for i in orders[r % len(orders)]] for a, b in itertools.pairwise(cuts)]
     if course.sentinel is not None:
-        # Its first time also makes it.
+        # The first call also builds the sentinel.
         course.sentinel()
         _warm_up(course, itertools.cycle(itertools.chain.from_iterable(plan)), start + WARM_UP_S)
     run = [_run(course, index, turns) for index, turns in enumerate(plan)]
@@ -106,17 +106,17 @@ def run_blocks(
 
 
 def equal_turns(lengths_ms: Mapping[T, float]) -> dict[T, int]:
-    """How many samples, each of these milliseconds, an entrant needs to be timed for as long as the others.
+    """For each entrant, the number of samples of these milliseconds in a turn as long as the others'.
 
-    That is `TURN_MS`, or the sample of a middling entrant where that is longer: stretching all turns to one slow
-    entrant's would cost more time than its own verdict, which is clear, is worth.
+    A turn takes `TURN_MS`, or the median entrant's sample if that is longer. Turns as long as the slowest entrant's
+    would cost time for a verdict that is clear anyway.
     """
     turn_ms = max(TURN_MS, statistics.median_high(lengths_ms.values()))
     return {entrant: max(1, round(turn_ms / length)) for entrant, length in lengths_ms.items()}
 
 
 def expected_s(times_ms: Sequence[float], rounds: int) -> float:
-    """About how many seconds a race between entrants of these times takes on a GPU, when no block is discarded."""
+    """Estimated seconds of a race on a GPU between entrants of these times, if no block is discarded."""
     turn_ms = max(TURN_MS, statistics.median_high(times_ms))
     return WARM_UP_S + 2 * rounds * sum(max(turn_ms, ms) for ms in times_ms) / 1e3
 
@@ -129,13 +129,13 @@ def _warm_up(course: Course[T], turns: Iterator[T], until_s: float) -> None:
 def _run(course: Course[T], index: int, turns: Sequence[T]) -> _Block[T]:
     start = course.clock()
     samples = tuple((entrant, course.turn(entrant)) for entrant in turns)
-    # Without a sentinel every block is like the others.
+    # Without a sentinel no block differs from the others.
     sentinel_ms = 1.0 if course.sentinel is None else course.sentinel()
     return _Block(index, samples, start, course.clock(), sentinel_ms)
 
 
 def _kept(course: Course[T], run: Sequence[_Block[T]]) -> dict[int, _Block[T]]:
-    """The blocks that count, by their place in the race: all are judged anew, for each moves the median."""
+    """The blocks that count, by their place in the race. All are judged again, because each moves the median."""
     throttled = [course.throttled(block.start_s, block.end_s) for block in run]
     sound = sound_blocks([block.sentinel_ms for block in run], throttled)
     kept: dict[int, _Block[T]] = {}

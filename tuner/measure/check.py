@@ -1,4 +1,4 @@
-"""Is a variant's output right? Every row and head is judged on its own."""
+"""The check of a variant's output: every row and head is compared with a reference on its own."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from ...kernel_templates.oracle.reference import paged_attention
 from ...kernel_templates.outcome import Check
 from ...kernel_templates.spec import AttentionSpec
 
-# A row may err by this many times what eager attention in the same dtype errs by on it, as
-# FlashAttention's tests allow.
+# A row's error may be this many times that of eager attention in the same dtype, as in FlashAttention's tests.
 EAGER_FACTOR = 2.0
-# Or by this many machine epsilons of its norm: rounding the result once errs by half of one at most.
+# Or this many machine epsilons of the row's norm: rounding the result once gives at most half of one.
 ROW_FACTOR = 0.75
-# In float32 what leads to the result is no wider than the result, and sums in another order than eager's; products
-# rounded to TF32 err by some thousand epsilons.
+# In float32, intermediate values are no wider than the result and are summed in another order than eager's. Products
+# rounded to TF32 give errors of some thousand epsilons.
 FLOAT32_FACTOR = 32.0
-# And so for a log-sum-exp, which is float32 for every dtype.
+# The same for a log-sum-exp, which is float32 for every dtype.
 LSE_FACTOR = 64.0
-# The oracle is float64 up to this many operations: a second or two on a CPU, or on a GPU that is slow in it.
+# The oracle is float64 up to this many operations, which take a second or two on a CPU or on a GPU slow in float64.
 FLOAT64_FLOPS = 2**34
 
 
 class Checker:
-    """Inputs for one batch of one layer, what is right for them, and how far from it each row and head may be.
+    """Inputs for one batch of one layer, their right outputs, and the tolerated error of each row and head.
 
     The error of a row and head is the Euclidean norm over value_dim of its difference from the oracle, which is eager
     attention in float64, or in float32 for large batches of narrower layers. With `packed`, K and V are views of one
-    tensor; with `lse`, the log-sum-exp is asked for and judged too; `tensors` are inputs that were made for the batch
-    before, perhaps with an `lse`.
+    tensor; with `lse`, the log-sum-exp is judged too. Inputs that were made for the batch before can be given as
+    `tensors`.
     """
 
     def __init__(
@@ -59,13 +58,13 @@ class Checker:
         self.oracle_dtype = torch.float64 if is_wide else torch.float32
         self.oracle, self.oracle_lse = paged_attention(self.tensors, batch, spec, self.oracle_dtype)
         eager, eager_lse = paged_attention(self.tensors, batch, spec, dtype)
-        # A row that sees nothing has none.
+        # The log-sum-exp of a row that sees no key is infinite.
         size = self.oracle_lse.abs().nan_to_num(posinf=0.0)
-        # The error of a weight grows with its score, which the log-sum-exp bounds, or with the soft cap: a capped score
-        # is a difference of numbers as large.
+        # A weight's error grows with its score, which the log-sum-exp bounds. With a soft cap it grows with the cap,
+        # because a capped score is a difference of numbers as large.
         size = size.clamp(min=spec.logits_soft_cap or 0.0)
         factor = FLOAT32_FACTOR + 2 * size if dtype == torch.float32 else ROW_FACTOR
-        # Below this all numbers of the dtype are equally far apart.
+        # Below this norm, all numbers of the dtype are equally far apart.
         smallest = torch.finfo(dtype).smallest_normal * math.sqrt(spec.value_dim)
         floor = factor * torch.finfo(dtype).eps * _norm(self.oracle).clamp(min=smallest)
         self.tolerance = torch.maximum(EAGER_FACTOR * self._errors(eager), floor)
@@ -73,7 +72,7 @@ class Checker:
         self.lse_tolerance = torch.maximum(EAGER_FACTOR * self._lse_errors(eager_lse), floor)
 
     def check(self, launcher: Launcher) -> Check:
-        """Plan and run `launcher` on the inputs, its outputs and workspaces filled with NaN before, and judge it."""
+        """Plan and run `launcher` on the inputs, with NaN in outputs and workspaces before, and judge the outputs."""
         launcher.plan(self.batch, self.device)
         outputs = [self.tensors.out] if self.tensors.lse is None else [self.tensors.out, self.tensors.lse]
         for tensor in (*outputs, *launcher.workspaces()):
@@ -84,14 +83,14 @@ class Checker:
         return self.judge(*outputs)
 
     def judge(self, out: torch.Tensor, lse: torch.Tensor | None = None) -> Check:
-        """How far `out` [num_tokens, num_q_heads, value_dim] is from what is right: its worst row and head.
+        """Judge `out` [num_tokens, num_q_heads, value_dim] by its worst row and head.
 
-        And `lse` [num_tokens, num_q_heads], the natural log-sum-exp, where it is given. A NaN anywhere fails the check:
-        it is reported before any finite error.
+        The natural log-sum-exp `lse` [num_tokens, num_q_heads] is judged too where it is given. A NaN anywhere fails
+        the check and is reported before any finite error.
         """
         ratios = self._errors(out) / self.tolerance
         of_lse = torch.zeros_like(ratios) if lse is None else self._lse_errors(lse) / self.lse_tolerance
-        # maximum gives a NaN where either is one, and argmax takes the first NaN for the largest.
+        # maximum returns NaN if either is NaN, and argmax takes the first NaN for the largest.
         token, head = divmod(int(torch.maximum(ratios, of_lse).argmax()), self.spec.num_q_heads)
         worst, worst_lse = float(ratios[token, head]), float(of_lse[token, head])
         what = "its error"
@@ -104,7 +103,7 @@ class Checker:
 
     def _lse_errors(self, lse: torch.Tensor) -> torch.Tensor:
         errors = (lse.to(self.oracle_dtype) - self.oracle_lse).abs()
-        # Two infinities are equal where nothing is seen, though their difference is no number.
+        # Where a row sees no key both are infinite: equal, although their difference is NaN.
         return errors.masked_fill(lse == self.oracle_lse, 0)
 
     def _place(self, token: int, head: int) -> str:

@@ -1,6 +1,6 @@
-"""The physical card: a lock so that only one run times on it, who else uses it, and the state that it is in.
+"""The state of the physical GPU, and the processes that use it, as `nvidia-smi` reports them.
 
-It is only looked at, through `nvidia-smi`; none of its settings is ever changed.
+None of the GPU's settings is ever changed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-# Reading takes a tenth of a second; on a host with many cards whose driver must first wake up, seconds.
+# Reading takes a tenth of a second; on a host with many GPUs whose driver must wake up first, seconds.
 READ_LIMIT_S = 20.0
-# Heat slows a card down for much longer than this, and a look costs the host a process.
+# Heat slows a GPU down for much longer than this, and each look starts a process.
 WATCH_PERIOD_S = 0.25
 
 _NUMBERS = {
@@ -41,15 +41,14 @@ _REASON_BITS = {
     0x080: "power brake",
     0x100: "display clocks",
 }
-# The power cap is not among them: under it, a card full of matrix products is in its normal state, and all variants of
-# a race are; what it changes within a race is for the sentinel to see.
+# The power cap is not among them: a GPU full of matrix products always runs under it, and so do all variants of a race.
+# The sentinel sees what changes under the cap within a race.
 _THROTTLES = {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake"}
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """What a card says of itself at one moment; None for what it does not tell. `reasons` are why its clocks are as
-    they are."""
+    """The state of a GPU at one moment; None for values that it does not report."""
 
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
@@ -60,36 +59,38 @@ class GpuState:
     temperature_c: float | None = None
     persistence: str | None = None
     ecc: str | None = None
+    # Why the clocks are below their maximum.
     reasons: tuple[str, ...] = ()
 
     @property
     def is_throttled(self) -> bool:
-        """Whether heat or the power supply holds the clocks down."""
+        """True if heat or the power supply holds the clocks down."""
         return not _THROTTLES.isdisjoint(self.reasons)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has memory on a card; `memory_mib` is None where that is not told."""
+    """A process that has memory on a GPU."""
 
     pid: int
     name: str
+    # None where the driver does not report it.
     memory_mib: int | None = None
 
 
 class ThrottleWatch:
-    """Looks at the card `uuid` every quarter of a second while a `with` block runs; for None it sees nothing."""
+    """Looks at the GPU `uuid` every quarter of a second while a `with` block runs; for None it sees nothing."""
 
     def __init__(self, uuid: str | None, look: Callable[[str], GpuState | None] | None = None) -> None:
         self._uuid = uuid
         self._look = look or read_gpu_state
         self._throttled: list[tuple[float, float]] = []
         self._stop = threading.Event()
-        # The race must not wait for a look: an idle card cools down.
+        # An idle GPU cools down, so the race must not wait for a look.
         self._thread = threading.Thread(target=self._watch, name="throttle watch", daemon=True)
 
     def throttled(self, start_s: float, end_s: float) -> bool:
-        """Whether a look between these times of `time.monotonic` found the card throttled."""
+        """True if a look between these times of `time.monotonic` found the GPU throttled."""
         return any(asked <= end_s and answered >= start_s for asked, answered in tuple(self._throttled))
 
     def __enter__(self) -> ThrottleWatch:
@@ -98,7 +99,7 @@ class ThrottleWatch:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        # Not for longer: a driver that is slow to answer must not hold up the run.
+        # A slow driver must not hold up the run, so the wait is short.
         self._thread.join(WATCH_PERIOD_S)
 
     def _watch(self) -> None:
@@ -113,7 +114,7 @@ class ThrottleWatch:
 
 
 def read_gpu_state(uuid: str) -> GpuState | None:
-    """The present state of the card `uuid`, None where there is no `nvidia-smi` or it knows no such card."""
+    """The present state of the GPU `uuid`, None where there is no `nvidia-smi` or it knows no such GPU."""
     fields = [*_NUMBERS.values(), _PERSISTENCE, _ECC, _REASONS]
     lines = _read(f"--id={uuid}", f"--query-gpu={','.join(fields)}")
     if not lines:
@@ -130,9 +131,9 @@ def read_gpu_state(uuid: str) -> GpuState | None:
 
 
 def foreign_processes(uuid: str, own_pids: Collection[int]) -> list[GpuProcess]:
-    """The processes that compute on the card `uuid`, but for `own_pids`; empty where there is no `nvidia-smi`.
+    """The processes that compute on the GPU `uuid`, without `own_pids`. Empty where there is no `nvidia-smi`.
 
-    Inside a container the driver may show none, or those of the host by the host's numbers; one without a number is
+    Inside a container the driver may show none, or those of the host with the host's pids. A process without a pid is
     left out.
     """
     lines = _read("--query-compute-apps=gpu_uuid,pid,used_gpu_memory,process_name") or ()
@@ -146,13 +147,13 @@ def foreign_processes(uuid: str, own_pids: Collection[int]) -> list[GpuProcess]:
 
 
 def foreign_sentence(processes: Collection[GpuProcess]) -> str:
-    """What is said of `foreign_processes`, of which there are some."""
+    """The warning about `processes` of others."""
     names = ", ".join(f"{process.name} (pid {process.pid})" for process in processes)
-    return f"the GPU is also used by {names}: times taken while that works are not to be trusted"
+    return f"the GPU is also used by {names}: times taken meanwhile cannot be trusted"
 
 
 def _number(word: str) -> float | None:
-    """What a card tells, None for the words by which it says that it does not: "[N/A]" and others."""
+    """The number in `word`, None for a word such as "[N/A]"."""
     try:
         return float(word)
     except ValueError:
@@ -160,7 +161,7 @@ def _number(word: str) -> float | None:
 
 
 def _read(*arguments: str) -> list[str] | None:
-    """The lines that `nvidia-smi` answers a query with, None where there is no such tool or it refuses."""
+    """The lines of `nvidia-smi`'s answer to a query, None where there is no such tool or it fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

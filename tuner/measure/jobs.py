@@ -1,4 +1,4 @@
-"""What a child process can be asked to do: picklable records, readable without torch."""
+"""The jobs of the measuring process: prepare a task, measure a variant, race several. Loads no torch when imported."""
 
 from __future__ import annotations
 
@@ -22,26 +22,24 @@ if TYPE_CHECKING:
     from .bench import Workbench
     from .stopwatch import Stopwatch
 
-# What so many samples show to be more than so many times as slow as the best so far cannot win, and is sampled no more:
-# one variant's times differ by a tenth at most.
-LOOKS = ((1, 3.0), (2, 1.25))
-# Of the time for a race, what ending its watch and answering take.
+# (samples, factor): if the fastest of so many samples exceeds the best variant's time by the factor, the variant is
+# sampled no more. It cannot win, because one variant's times differ by a tenth at most.
+EARLY_STOPS = ((1, 3.0), (2, 1.25))
+# Time at the end of a race for its watch and its answer.
 ANSWER_S = 2 * WATCH_PERIOD_S
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareJob(Job[float]):
-    """Work out what all measurements of a task share: the inputs, the reference's answer and the buffers timed over.
-
-    `seed` and `regime` are those of the measurements to come.
-    """
+    """Make the objects that all measurements of a task share: inputs, reference output and buffers."""
 
     task: Task
+    # Of the measurements to come, as is `regime`.
     seed: int = 0
     regime: Regime = GRAPH
 
     def run(self, context: Context) -> float:
-        """The seconds that it took."""
+        """The seconds that the preparation took."""
         start = time.perf_counter()
         bench = _workbench(context, self.task)
         bench.checker(self.seed)
@@ -53,22 +51,23 @@ class PrepareJob(Job[float]):
 class MeasureJob(Job[Timed | Wrong | Failed]):
     """Check a variant against the reference and, if it is right, time it.
 
-    `seed` is that of the checked inputs. `regime` is the one asked for: the interpreter, and a variant that cannot be
-    captured, are timed in their own, which the timing names. One that is clearly slower than `rival_ms` is timed with
-    as few samples as `LOOKS` says. `code` tells variants apart whose code differs, "" being that of its template and
-    values: what has the code and the launch of a variant that was measured before is not measured again.
+    A variant with the code and launch of one measured before is not measured again: it takes over the outcome.
     """
 
     task: Task
     variant: Variant
     samples: int
+    # Of the checked inputs.
     seed: int = 0
+    # The timing names another one for the interpreter, and for a variant that cannot be captured.
     regime: Regime = GRAPH
+    # A variant that is clearly slower than this takes few samples, as `EARLY_STOPS` says.
     rival_ms: float | None = None
+    # Names the compiled code; "" stands for the code key of the template.
     code: str = ""
 
     def run(self, context: Context) -> Timed | Wrong:
-        """The outcome; what goes wrong is raised."""
+        """The outcome. Raises what goes wrong."""
         context.report_stage("check", self.variant)
         bench = _workbench(context, self.task)
         launcher, plan_ms = bench.planned(self.variant, self.regime)
@@ -90,7 +89,7 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
         watch = bench.stopwatch(launcher, self.regime, is_loaded=True)
         samples = watch.spare
         rival_ms = math.inf if self.rival_ms is None else self.rival_ms
-        for count, most in (*LOOKS, (self.samples, math.inf)):
+        for count, most in (*EARLY_STOPS, (self.samples, math.inf)):
             missing = min(count, self.samples) - len(samples)
             if missing > 0:
                 samples += watch.samples(missing)
@@ -101,35 +100,34 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
     def result_after(
         self, error: JobError, run: Callable[[Job[Timed | Wrong | Failed]], Timed | Wrong | Failed]
     ) -> Failed:
-        """The variant is to blame."""
+        """A failure of the variant, which is to blame."""
         return Failed(self.variant, error.stage or "check", error.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """The timings of a race, and how many of its blocks were discarded because the card was not in its usual state.
-
-    `blocks` were asked for; `sentinels_ms` are those of all that were run. A race without sentinels discards nothing.
-    """
+    """The timings of a race. One without sentinels discards no block."""
 
     timings: dict[Variant, Timing | Failed]
+    # Blocks asked for.
     blocks: int = 0
+    # Blocks run and discarded because the GPU was not in its usual state.
     discarded: int = 0
+    # Of all blocks that were run.
     sentinels_ms: tuple[float, ...] = ()
 
     @property
     def is_steady(self) -> bool:
-        """Whether as many blocks count as were asked for; a verdict on fewer means nothing."""
+        """True if as many blocks count as were asked for; a verdict on fewer means nothing."""
         return not self.sentinels_ms or len(self.sentinels_ms) - self.discarded >= self.blocks
 
 
 @dataclass(frozen=True, slots=True)
 class RaceJob(Job[RaceResult]):
-    """Time variants in turn, in balanced orders and equal heat: sample i of one and of another are a pair.
+    """Time variants in turn, in balanced orders and equal heat, so that samples i of any two are a pair.
 
-    On a GPU, blocks of rounds in which the card was not in its usual state are run again, as long as that ends before
-    `deadline` of `time.monotonic`, which is one clock for all processes. A variant that fails leaves the race, which is
-    then run again without it.
+    On a GPU, blocks in which the GPU was not in its usual state are run again. A variant that fails leaves the race,
+    which is then run again without it.
     """
 
     task: Task
@@ -137,10 +135,11 @@ class RaceJob(Job[RaceResult]):
     rounds: int
     seed: int = 0
     regime: Regime = GRAPH
+    # No block is run again that would end later. `time.monotonic` is one clock for all processes.
     deadline: float = math.inf
 
     def run(self, context: Context) -> RaceResult:
-        """A timing for every variant, of `rounds` samples unless blocks were discarded for good."""
+        """A timing of every variant, with `rounds` samples unless blocks were discarded for good."""
         bench = _workbench(context, self.task)
         watches: dict[Variant, Stopwatch[Tensors]] = {}
         plans: dict[Variant, float] = {}
@@ -158,19 +157,19 @@ class RaceJob(Job[RaceResult]):
 
         def turn(variant: Variant) -> float:
             context.report_stage("time", variant)
-            # The first half of a turn heats the card; one sample of it the stopwatch drops itself.
+            # The first half of a turn heats the GPU; the stopwatch itself drops one sample of it.
             samples = watches[variant].samples(2 * counts[variant] - 1)
             return statistics.fmean(samples[-counts[variant]:])
 
-        with ThrottleWatch(bench.uuid) as card:
-            course = Course(turn, None if context.interpret else sentinel, card.throttled)
+        with ThrottleWatch(bench.uuid) as watch_gpu:
+            course = Course(turn, None if context.interpret else sentinel, watch_gpu.throttled)
             patience_s = self.deadline - ANSWER_S - time.monotonic()
             raced = run_blocks(course, self.variants, self.rounds, self.seed, patience_s)
         timings = {v: Timing(raced.samples_ms[v], watch.regime, plans[v]) for v, watch in watches.items()}
         return RaceResult(dict(timings), raced.blocks, raced.discarded, raced.sentinels_ms)
 
     def result_after(self, error: JobError, run: Callable[[Job[RaceResult]], RaceResult]) -> RaceResult:
-        """The race without the variant that is to blame. Raises `error` when none is."""
+        """The result of the race without the variant to blame. Raises `error` when none is."""
         if error.variant is None:
             raise error
         rest = tuple(variant for variant in self.variants if variant != error.variant)
@@ -178,7 +177,7 @@ class RaceJob(Job[RaceResult]):
         try:
             result = run(replace(self, variants=rest)) if rest else RaceResult({})
         except JobError:
-            # Who is to blame for the first failure is not forgotten for a second one.
+            # A second failure must not hide the variant that is to blame for the first.
             result = RaceResult({})
         return replace(result, timings={error.variant: lost, **result.timings})
 

@@ -1,6 +1,6 @@
-"""Which of several variants is fastest: the statistics of an interleaved race, and what is kept when it is a tie.
+"""The statistics of an interleaved race: which variant is fastest, and the choice among variants that tie.
 
-Sample i of every timing is of round i, so that what differs from round to round cancels in the ratio of a pair.
+Sample i of every timing is of round i, so that differences between rounds cancel in the ratio of a pair.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...kernel_templates.outcome import Timing, Verdict
 from ...kernel_templates.registry import template_of
 from ...kernel_templates.variant import Variant
 
-# Chance that a verdict is wrong anywhere in a race; divided by the number of comparisons (Bonferroni).
+# Chance of any wrong verdict in a race, divided by the number of comparisons (Bonferroni).
 ALPHA = 0.05
-# Times closer than this are as good as equal: it is what one variant's time repeats within on an idle GPU.
+# Times closer than this count as equal: one variant's time repeats within it on an idle GPU.
 TIE = math.log(1.005)
-# A block whose sentinel differs by more than this from that of the race was run on another card, as it were.
+# A block whose sentinel differs more than this from the race's was run by a GPU in another state.
 DRIFT = math.log(1.015)
 
 
@@ -37,17 +37,17 @@ class Interval:
 
     @property
     def is_faster(self) -> bool:
-        """Whether a is clearly the faster."""
+        """True if a is clearly the faster."""
         return self.high < 0
 
     @property
     def is_tie(self) -> bool:
-        """Whether the two clearly differ by less than `TIE`."""
+        """True if the two clearly differ by less than `TIE`."""
         return self.low >= -TIE and self.high <= TIE
 
 
 def compare(a: Timing, b: Timing, alpha: float = ALPHA) -> Interval:
-    """How the times of `a` relate to those of `b`, round by round, wrong with a chance of at most `alpha`.
+    """The ratio of the times of `a` to those of `b`, round by round, wrong with a chance of at most `alpha`.
 
     The interval is that of the sign test, between two order statistics: Conover, Practical Nonparametric Statistics,
     3rd edition, section 3.2. It holds for every distribution whose pairs are independent.
@@ -59,25 +59,25 @@ def compare(a: Timing, b: Timing, alpha: float = ALPHA) -> Interval:
 
 
 def rounds_needed(alpha: float) -> int:
-    """The fewest rounds after which `compare` can find a difference."""
+    """The fewest rounds in which `compare` can find a difference."""
     return next(n for n in itertools.count(1) if _rank(n, alpha))
 
 
 def num_comparisons(entrants: int) -> int:
-    """How many pairs there are among `entrants` variants."""
+    """Number of pairs among `entrants` variants."""
     return math.comb(entrants, 2)
 
 
 def choose(timings: Mapping[Variant, Timing], default: Variant, alpha: float = ALPHA) -> tuple[Variant, Verdict]:
-    """The variant to keep, and how it stands against the next: wrong with a chance of at most `alpha`.
+    """The variant to keep, and its verdict against the others, wrong with a chance of at most `alpha`.
 
-    It is the default unless another is clearly faster or clearly equal, so never one that is slower than the default.
-    Of those that tie with the fastest, the simplest is kept.
+    The default is kept unless another is clearly faster or clearly equal, so no variant slower than the default is
+    kept. Among variants that tie with the fastest, the simplest is kept.
     """
     others = [variant for variant in timings if variant != default]
     if not others:
         return default, Verdict.TIE
-    # The leader may be any of them: each could be compared with the default and with every other.
+    # Any variant may lead, so any pair may be compared.
     alpha /= num_comparisons(len(timings))
     against_default = {v: compare(timings[v], timings[default], alpha) for v in timings}
     leader = min(timings, key=lambda v: (against_default[v].median, simplicity(v)))
@@ -94,11 +94,11 @@ def choose(timings: Mapping[Variant, Timing], default: Variant, alpha: float = A
 
 
 def balanced_orders(count: int, seed: int) -> list[tuple[int, ...]]:
-    """Orders of `count` entrants in which each has every place, and comes right after every other, equally often.
+    """Orders of `count` entrants in which each has every place, and follows every other, equally often.
 
-    They are `count` orders, or twice as many for an odd `count`: Williams, Experimental designs balanced for the
+    There are `count` orders, or twice as many for an odd `count`: Williams, Experimental designs balanced for the
     estimation of residual effects of treatments, Australian Journal of Scientific Research A 2 (1949). `seed` draws
-    which entrant is which in the design, and the sequence of the orders.
+    the assignment of entrants in the design, and the sequence of the orders.
     """
     zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
     rows = [[(entrant + shift) % count for entrant in zigzag] for shift in range(count)]
@@ -110,9 +110,9 @@ def balanced_orders(count: int, seed: int) -> list[tuple[int, ...]]:
 
 
 def sound_blocks(sentinels_ms: Sequence[float], throttled: Sequence[bool]) -> tuple[bool, ...]:
-    """Which blocks of a race count: their sentinel is within `DRIFT` of the median one, and nothing was throttled.
+    """For each block, true if it counts: not throttled, and its sentinel within `DRIFT` of the median.
 
-    The median is that of the blocks which were not throttled, and one of them.
+    The median is over the blocks that were not throttled, and is the value of one of them.
     """
     steady = [ms for ms, hot in zip(sentinels_ms, throttled, strict=True) if not hot]
     if not steady:
@@ -138,9 +138,9 @@ def _no_slower(interval: Interval) -> bool:
 
 
 def _rank(count: int, alpha: float) -> int:
-    """The largest k for which the k-th smallest and k-th largest of `count` samples enclose the median with 1 - alpha.
+    """The largest k whose k-th smallest and k-th largest of `count` samples enclose the median with 1 - alpha.
 
-    0 where even the smallest and the largest do not. The chance to miss is twice P(Binomial(count, 1/2) < k).
+    0 if even the smallest and the largest do not. The chance to miss is twice P(Binomial(count, 1/2) < k).
     """
     missed, rank = 0.0, 0
     while rank < count:

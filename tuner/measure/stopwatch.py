@@ -1,4 +1,4 @@
-"""The stopwatch: how long a launch takes on the GPU, and the buffers that it is timed over."""
+"""The stopwatch: times launches on the GPU over rotating buffers. The sentinel: times work that is always the same."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ...kernel_templates.outcome import GRAPH, Regime, Timing
 
 T = TypeVar("T")
 
-# Long enough that the resolution of an event, 0.5 us, and the gap between two graphs do not show.
+# So long that the resolution of an event, 0.5 us, and the gap between two graphs do not show.
 SAMPLE_MS = 0.2
-# Sets of tensors to rotate at most: with so many, a sample of the shortest launches takes each once.
+# The most sets of tensors to rotate: a sample of the shortest launches then takes each once.
 MOST_BUFFERS = 64
-# A product of bf16 matrices that takes about 100 us on an H200: of the work there is, it feels power and clocks most.
+# Of all work, a product of bf16 matrices feels power and clocks most. This one takes about 100 us on an H200.
 SENTINEL_SHAPE = (4096, 4096, 2048)
 _SENTINEL_SAMPLES = 5
 
 
 class Plannable(Protocol):
-    """What has a plan that is made on the host."""
+    """A launcher, as far as planning is concerned."""
 
     def plan(self, batch: Batch, device: torch.device | str) -> None:
         """Make the plan of `batch`."""
@@ -36,13 +36,13 @@ class Plannable(Protocol):
 
 
 class Stopwatch(Generic[T]):
-    """Times `run` over `buffers` in turn, in a `regime` that is eager instead of graph where `run` cannot be captured.
+    """Times `run` over `buffers` in turn, in `regime`, or eagerly where `run` cannot be captured.
 
-    A sample is the mean over as many launches as take `SAMPLE_MS`, and over every buffer equally often, so that no
-    buffer is in L2 when its turn comes. Where that would take too many buffers, `flush` is given, which evicts L2: it
-    is called before each sample, is not timed, and a sample then takes no buffer twice. `regime.capture` "interpreter"
-    is one call by the wall clock. With `is_loaded`, `run` was called before: it has nothing left to compile or load.
-    `spare` are good samples that were taken to see how long one is, perhaps none.
+    A sample is the mean over so many launches that they take `SAMPLE_MS` and use every buffer equally often, so that no
+    buffer is in L2 when its turn comes. Where that would take too many buffers, `flush` evicts L2: it is called,
+    untimed, before each sample, which then uses no buffer twice. In the interpreter's regime a sample is one call by
+    the wall clock. With `is_loaded`, `run` was called before and has nothing left to compile or load. `spare` holds
+    good samples that were taken to find the length of one, perhaps none.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Stopwatch(Generic[T]):
         if regime.capture == "interpreter":
             return
         if not is_loaded:
-            # What is compiled or loaded at first use must not be timed, and cannot be captured.
+            # The first use compiles and loads, which must not be timed and cannot be captured.
             run(buffers[0])
             torch.cuda.synchronize()
         self._capture()
@@ -79,7 +79,7 @@ class Stopwatch(Generic[T]):
         """`count` samples in milliseconds per launch, taken back to back after one that is dropped."""
         if self.regime.capture == "interpreter":
             return tuple(self._wall_ms() for _ in range(count))
-        # All are queued before the first ends, so that no sample waits for the host; the first one may have.
+        # All samples are queued before the first ends, so that only the first may have waited for the host.
         if self._flush is not None:
             return self._flushed_samples(count, self._flush)
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 2)]
@@ -104,9 +104,9 @@ class Stopwatch(Generic[T]):
 
     def _fill_sample(self) -> None:
         """Raise the launches in a sample until it takes `SAMPLE_MS`: by whole turns, or up to one with a flush."""
-        # Twice: a short sample's time is mostly what a replay costs.
+        # Twice, because the time of a short sample is mostly the cost of a replay.
         for _ in range(2):
-            # One is enough to see that launches are long, which is where more would take time.
+            # If launches are long, one sample shows it, and more would take time.
             taken = self.samples(1)
             if taken[0] * self._launches < SAMPLE_MS:
                 taken += self.samples(2)
@@ -119,7 +119,7 @@ class Stopwatch(Generic[T]):
             self._capture()
 
     def _capture(self) -> None:
-        """Capture one sample's launches in a graph, in that regime; where they cannot be, the regime is eager."""
+        """Capture one sample's launches if the regime is a graph's; if that fails, the regime becomes eager."""
         self._graph = None
         if self.regime.capture != "graph":
             return
@@ -128,10 +128,10 @@ class Stopwatch(Generic[T]):
             with _capturing(graph):
                 self._launch()
         except torch.OutOfMemoryError:
-            # No matter of capturing either.
+            # A lack of memory has nothing to do with capturing.
             raise
         except RuntimeError:
-            # Raises again where the device is lost, which is no matter of capturing.
+            # Raises again if the CUDA context is lost, which has nothing to do with capturing.
             torch.cuda.synchronize()
             self.regime = Regime("eager", self.regime.l2, self.regime.load)
         else:
@@ -156,10 +156,10 @@ class Stopwatch(Generic[T]):
 
 @contextlib.contextmanager
 def _capturing(graph: torch.cuda.CUDAGraph) -> Generator[None]:
-    """Capture what is launched inside.
+    """Capture the launches of the `with` block.
 
-    `torch.cuda.graph` would first give back all memory that torch keeps, pinned memory too, which each launcher would
-    then allocate anew: milliseconds for each variant.
+    `torch.cuda.graph` would first free all memory that torch caches, pinned memory too. Each launcher would allocate it
+    anew, which takes milliseconds for each variant.
     """
     torch.cuda.synchronize()
     with torch.cuda.stream(_side_stream(torch.cuda.current_device())):
@@ -176,12 +176,12 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 
 
 def timing(stopwatch: Stopwatch[T], samples: int, plan_ms: float) -> Timing:
-    """The `Timing` of that many samples of `stopwatch`."""
+    """The `Timing` of so many `samples` of `stopwatch`."""
     return Timing(stopwatch.samples(samples), stopwatch.regime, plan_ms)
 
 
 def plan_ms(launcher: Plannable, batch: Batch, device: str, repeats: int = 5) -> float:
-    """Milliseconds that the host needs to plan `batch`: the median of `repeats` after one that allocates."""
+    """Milliseconds that the host needs to plan `batch`: the median of `repeats`, after one that allocates."""
     times: list[float] = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -191,14 +191,14 @@ def plan_ms(launcher: Plannable, batch: Batch, device: str, repeats: int = 5) ->
 
 
 def num_buffers(touched_bytes: int, held_bytes: int, l2_bytes: int, free_bytes: int, regime: Regime) -> int:
-    """How many sets of tensors to rotate so that a set has left L2 when its turn comes again: 1 when warm.
+    """Number of sets of tensors to rotate so that a set has left L2 when its turn comes again; 1 when warm.
 
-    A launch touches `touched_bytes` of a set, which holds `held_bytes`; the sets may take half of `free_bytes`. There
-    are `MOST_BUFFERS` at most: where they, or the memory, are not enough, L2 has to be flushed.
+    A launch touches `touched_bytes` of a set, which holds `held_bytes`. The sets may take half of `free_bytes`, and
+    there are at most `MOST_BUFFERS`. If that is not enough, L2 has to be flushed.
     """
     if regime.l2 == "warm" or touched_bytes >= 2 * l2_bytes:
         return 1
-    # One more than twice L2, for the set that is being read.
+    # One more, for the set that is being read.
     wanted = math.ceil(2 * l2_bytes / touched_bytes) + 1
     return max(1, min(wanted, MOST_BUFFERS, free_bytes // 2 // held_bytes))
 
@@ -210,7 +210,7 @@ class Sentinel:
         self, device: torch.device | str = "cuda", shape: tuple[int, int, int] = SENTINEL_SHAPE, regime: Regime = GRAPH
     ) -> None:
         rows, columns, inner = shape
-        # A generator of its own: a capture that failed before leaves the device's default one unusable.
+        # A failed capture leaves the device's default generator unusable, so the sentinel has its own.
         draw = torch.Generator(device).manual_seed(0)
         right = torch.randn(inner, columns, device=device, dtype=torch.bfloat16, generator=draw)
         left = torch.randn(rows, inner, device=device, dtype=torch.bfloat16, generator=draw)
@@ -218,6 +218,6 @@ class Sentinel:
         self._watch = Stopwatch(lambda factor: torch.mm(factor, right, out=product), [left], regime)
 
     def ms(self) -> float:
-        """Milliseconds of one product: the median of several samples, taken after as many that are dropped."""
-        # Dropped, because they would tell what ran before rather than how the card is.
+        """Milliseconds of one product: the median of several samples, after as many that are dropped."""
+        # The first samples show what ran before rather than the state of the GPU.
         return statistics.median(self._watch.samples(2 * _SENTINEL_SAMPLES)[_SENTINEL_SAMPLES:])

@@ -22,8 +22,8 @@ from attention_tuner.tuner.measure.blocks import (
 from attention_tuner.tuner.measure.race import compare
 
 
-class Card:
-    """A card whose time is its own: a turn takes 10 ms, the sentinel 1 ms; `slow` says by how much it is at a time."""
+class FakeGpu:
+    """A GPU whose time is its own: a turn takes 10 ms, the sentinel 1 ms; `slow` says by how much it is at a time."""
 
     def __init__(self, slow: Callable[[float], float] = lambda now: 1.0) -> None:
         self.now = 0.0
@@ -50,28 +50,28 @@ class Card:
 
 
 def test_without_a_sentinel_rounds_are_run_and_nothing_more() -> None:
-    card = Card()
-    raced = run_blocks(Course(card.turn), "abc", 7, seed=1)
-    assert len(card.turns) == 21
+    gpu = FakeGpu()
+    raced = run_blocks(Course(gpu.turn), "abc", 7, seed=1)
+    assert len(gpu.turns) == 21
     assert raced.samples_ms == {"a": (1.0,) * 7, "b": (2.0,) * 7, "c": (3.0,) * 7}
     assert (raced.blocks, raced.discarded, raced.sentinels_ms) == (3, 0, ())
 
 
-def test_a_steady_card_is_warmed_up_and_every_block_counts() -> None:
-    card = Card()
-    raced = run_blocks(card.course(), "ab", 6, seed=1)
+def test_a_steady_gpu_is_warmed_up_and_every_block_counts() -> None:
+    gpu = FakeGpu()
+    raced = run_blocks(gpu.course(), "ab", 6, seed=1)
     assert raced.samples_ms == {"a": (1.0,) * 6, "b": (2.0,) * 6}
     assert raced.sentinels_ms == (0.1, 0.1)
     assert (raced.blocks, raced.discarded) == (2, 0)
-    assert card.sentinels == 3  # the first only makes it
-    assert len(card.turns) - 12 == pytest.approx(WARM_UP_S / 0.01, abs=1)
+    assert gpu.sentinels == 3  # the first only makes it
+    assert len(gpu.turns) - 12 == pytest.approx(WARM_UP_S / 0.01, abs=1)
 
 
 def test_a_block_that_ran_slow_is_run_again_in_its_own_orders() -> None:
     block_s = BLOCK_ROUNDS * 3 * 0.01 + 0.001
     begin = WARM_UP_S + 1.5 * block_s
-    card = Card(lambda now: 1.05 if begin < now <= begin + block_s else 1.0)
-    raced = run_blocks(card.course(), "abc", 4 * BLOCK_ROUNDS, seed=2)
+    gpu = FakeGpu(lambda now: 1.05 if begin < now <= begin + block_s else 1.0)
+    raced = run_blocks(gpu.course(), "abc", 4 * BLOCK_ROUNDS, seed=2)
     assert raced.blocks == 4
     assert 1 <= raced.discarded <= 2
     assert len(raced.sentinels_ms) == 4 + raced.discarded
@@ -79,46 +79,46 @@ def test_a_block_that_ran_slow_is_run_again_in_its_own_orders() -> None:
     # Those of the block that was thrown away are not among them, though samples of a neighbour may be.
     assert all(len(samples) == 4 * BLOCK_ROUNDS for samples in raced.samples_ms.values())
     per_block = BLOCK_ROUNDS * 3
-    recorded = card.turns[-per_block * (4 + raced.discarded):]
+    recorded = gpu.turns[-per_block * (4 + raced.discarded):]
     blocks = [recorded[i : i + per_block] for i in range(0, len(recorded), per_block)]
     assert all(blocks.count(again) >= 2 for again in blocks[4:])
 
 
 def test_throttling_discards_a_block_whose_sentinel_says_nothing() -> None:
-    card = Card()
-    card.hot = (WARM_UP_S, WARM_UP_S + 0.03)
-    raced = run_blocks(card.course(), "ab", 9, seed=3)
+    gpu = FakeGpu()
+    gpu.hot = (WARM_UP_S, WARM_UP_S + 0.03)
+    raced = run_blocks(gpu.course(), "ab", 9, seed=3)
     assert (raced.blocks, raced.discarded) == (3, 1)
     assert len(raced.sentinels_ms) == 4
 
 
 def test_blocks_are_run_again_no_more_often_than_were_asked_for() -> None:
-    card = Card()
-    card.hot = (0, math.inf)
-    raced = run_blocks(card.course(), "ab", 9, seed=3)
+    gpu = FakeGpu()
+    gpu.hot = (0, math.inf)
+    raced = run_blocks(gpu.course(), "ab", 9, seed=3)
     assert (raced.blocks, raced.discarded, len(raced.sentinels_ms)) == (3, 6, 6)
     assert len(raced.samples_ms["a"]) == 18
 
 
 def test_no_block_is_run_again_that_would_end_too_late() -> None:
-    card = Card()
-    card.hot = (0, math.inf)
+    gpu = FakeGpu()
+    gpu.hot = (0, math.inf)
     patience_s = WARM_UP_S + 3 * 0.061 + 0.1
-    raced = run_blocks(card.course(), "ab", 9, seed=3, patience_s=patience_s)
+    raced = run_blocks(gpu.course(), "ab", 9, seed=3, patience_s=patience_s)
     assert (raced.blocks, raced.discarded) == (3, 4)
-    assert card.now <= patience_s
+    assert gpu.now <= patience_s
 
 
 @given(
     st.integers(1, 9), st.integers(1, 30), st.integers(0, 99),
     st.lists(st.floats(0.95, 1.05), min_size=1, max_size=40), st.floats(0, 3),
 )  # fmt: skip
-def test_whatever_the_card_does_samples_stay_paired_and_blocks_add_up(
+def test_whatever_the_gpu_does_samples_stay_paired_and_blocks_add_up(
     entrants: int, rounds: int, seed: int, speeds: list[float], hot_s: float
 ) -> None:
-    card = Card(lambda now: speeds[int(now * 20) % len(speeds)])
-    card.hot = (0, hot_s)
-    raced = run_blocks(card.course(), "abcdefghij"[:entrants], rounds, seed)
+    gpu = FakeGpu(lambda now: speeds[int(now * 20) % len(speeds)])
+    gpu.hot = (0, hot_s)
+    raced = run_blocks(gpu.course(), "abcdefghij"[:entrants], rounds, seed)
     counts = {len(samples) for samples in raced.samples_ms.values()}
     assert len(counts) == 1
     assert raced.blocks <= len(raced.sentinels_ms) <= 2 * raced.blocks
@@ -131,7 +131,7 @@ def test_whatever_the_card_does_samples_stay_paired_and_blocks_add_up(
 
 
 def test_a_hot_neighbour_is_no_disadvantage_and_power_that_rises_hides_nothing() -> None:
-    """Two variants are equal, a third is half a percent slower, and one heats the card for whoever comes next."""
+    """Two variants are equal, a third is half a percent slower, and one heats the GPU for whoever comes next."""
     draw = random.Random(7)
     true_ms = {"a": 1.0, "b": 1.0, "c": 1.005, "d": 1.3}
     last = {"": 0.0}

@@ -51,7 +51,7 @@ def test_heat_and_power_supply_throttle_but_not_the_power_cap(
     assert state.is_throttled is throttled
 
 
-def test_what_a_card_does_not_tell_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gpu_does_not_tell_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = "1980, [N/A], N/A, 3201, [Unknown Error], 700.00, 61, Enabled, [N/A], [N/A]"
     fake_tool(tmp_path, monkeypatch, f'echo "{told}"')
     state = read_gpu_state(UUID)
@@ -79,7 +79,7 @@ def test_without_the_tool_nothing_is_known(tmp_path: Path, monkeypatch: pytest.M
     assert foreign_processes(UUID, ()) == []
 
 
-def test_foreign_processes_are_those_of_others_on_the_same_card(
+def test_foreign_processes_are_those_of_others_on_the_same_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = (f"{UUID}, 11, 520, python3", f"{UUID}, 12, [N/A], /opt/a, b/server", "GPU-other, 13, 9, python3",
@@ -91,7 +91,7 @@ def test_foreign_processes_are_those_of_others_on_the_same_card(
     assert "python3 (pid 11), /opt/a, b/server (pid 12)" in sentence
 
 
-def test_a_watch_says_when_the_card_was_throttled() -> None:
+def test_a_watch_says_when_the_gpu_was_throttled() -> None:
     states = iter([GpuState(), GpuState(reasons=("hardware thermal slowdown",)), None])
     with ThrottleWatch(UUID, lambda uuid: next(states)) as watch:
         begin = time.monotonic()
@@ -104,7 +104,7 @@ def test_a_watch_says_when_the_card_was_throttled() -> None:
     assert not watch.throttled(seen + 1, seen + 2)
 
 
-def test_a_watch_of_no_card_sees_nothing() -> None:
+def test_a_watch_of_no_gpu_sees_nothing() -> None:
     def look(uuid: str) -> GpuState:
         raise AssertionError("there is nothing to look at")
 
@@ -113,7 +113,7 @@ def test_a_watch_of_no_card_sees_nothing() -> None:
 
 
 @pytest.mark.gpu
-def test_the_present_card_tells_its_clocks_and_power() -> None:
+def test_the_present_gpu_tells_its_clocks_and_power() -> None:
     from attention_tuner.kernel_templates.launch.device import present_uuid
 
     uuid = present_uuid()

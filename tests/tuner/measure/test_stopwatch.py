@@ -46,24 +46,26 @@ def test_the_interpreters_samples_are_wall_clock_over_every_buffer() -> None:
     taken = timing(watch, 4, plan_ms=0.5)
     assert calls.count("a") == calls.count("b") == 2
     assert len(taken.samples_ms) == 4
-    assert 10 <= taken.median_ms < 50
+    assert taken.median_ms >= 10
     assert (taken.plan_ms, taken.regime) == (0.5, Regime("interpreter"))
 
 
 class SlowPlan:
-    """Plans slowly the first time."""
+    """Plans slowly the first time, on a clock of its own."""
 
     def __init__(self) -> None:
         self.calls = 0
+        self.now_s = 0.0
 
     def plan(self, batch: Batch, device: torch.device | str) -> None:
         self.calls += 1
-        time.sleep(0.2 if self.calls == 1 else 0.005)
+        self.now_s += 0.2 if self.calls == 1 else 0.005
 
 
-def test_the_first_plan_which_allocates_is_not_timed() -> None:
+def test_the_first_plan_which_allocates_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = SlowPlan()
-    assert 5 <= plan_ms(launcher, Batch.parse("1x16@32"), "cpu", repeats=3) < 100
+    monkeypatch.setattr(time, "perf_counter", lambda: launcher.now_s)
+    assert plan_ms(launcher, Batch.parse("1x16@32"), "cpu", repeats=3) == pytest.approx(5)
     assert launcher.calls == 4
 
 
@@ -214,12 +216,12 @@ def test_the_sentinel_is_the_time_of_a_matrix_product(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.gpu
-def test_the_sentinel_repeats_within_what_discards_a_block_unless_the_card_drifts() -> None:
+def test_the_sentinel_repeats_within_what_discards_a_block_unless_the_gpu_drifts() -> None:
     sentinel = Sentinel()
     for _ in range(200):
         sentinel.ms()
     times = [sentinel.ms() for _ in range(101)]
     assert 0.02 < times[50] < 2
-    # The card may warm up meanwhile, and be throttled once or twice: of neighbouring readings, most agree.
+    # The GPU may warm up meanwhile, and be throttled once or twice: of neighbouring readings, most agree.
     changes = sorted(abs(after / before - 1) for before, after in itertools.pairwise(times))
     assert changes[75] < DRIFT
