@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import sys
-import time
 from pathlib import Path
 
 from grids import read_grid
@@ -23,9 +21,8 @@ from attention_tuner.kernel_templates.errors import InputError, TunerError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.launch.device import present_gpu
 from attention_tuner.tuner.console.output import note, say
-from attention_tuner.tuner.processes.compile import Builds
-from attention_tuner.tuner.run import History, Run, executor_on, regime_on
-from attention_tuner.tuner.settings import Budget, Listener, Settings
+from attention_tuner.tuner.run import executor_on, open_run
+from attention_tuner.tuner.settings import Settings
 from attention_tuner.tuner.tune import refuse
 
 # Seconds of the time for a run that writing the recording takes.
@@ -34,7 +31,6 @@ WRITING_S = 8.0
 
 def main(arguments: argparse.Namespace) -> None:
     """Make the missing trials, write FILE and print a table of its contents. Raises `TunerError`."""
-    begun = time.monotonic()
     grid = read_grid(arguments.grid)
     if not arguments.file.parent.is_dir():
         raise InputError(f"{str(arguments.file)!r} cannot be written: there is no folder "
@@ -43,16 +39,12 @@ def main(arguments: argparse.Namespace) -> None:
     if gpu is None:
         raise InputError("no GPU is present; add --interpreter to record small batches through Triton's interpreter")
     tasks = grid_tasks(grid, gpu)
-    settings = Settings(seconds=arguments.seconds, seed=arguments.seed, samples=arguments.samples)
+    seconds = arguments.seconds and arguments.seconds - min(WRITING_S, arguments.seconds / 4)
+    settings = Settings(seconds=seconds, seed=arguments.seed, samples=arguments.samples)
     refuse(tuple(tasks), gpu, settings)
-    seconds = settings.seconds
-    end = math.inf if seconds is None else begun + seconds - min(WRITING_S, seconds / 4)
     with Store.open(arguments.db or default_path()) as store:
-        with contextlib.closing(executor_on(gpu, room=len(tasks), races=False)) as executor:
-            builds = None if executor.pool is None else Builds(executor.pool, gpu)
-            run_id = store.start_run({**settings.as_json(), "grid": grid.name})
-            history = History(store, gpu, regime_on(gpu, settings), executor.environment_of)
-            run = Run(gpu, store, settings, executor, Listener(), run_id, history, Budget(end), builds)
+        with (contextlib.closing(executor_on(gpu, room=len(tasks), races=False)) as executor,
+              open_run(gpu, store, settings, executor) as run):
             missing = Recorder(grid, run, note).record()
         recording = recording_of(grid, gpu, store, run.regime, executor.environment_of)
     recording.save(arguments.file)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 import optuna
 import pytest
 
-from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.outcome import Check, Failed, Outcome, Regime, Timed, Timing
 from attention_tuner.kernel_templates.variant import Value, Variant
 from attention_tuner.tuner.sampling import study as study_module
@@ -180,11 +179,6 @@ def test_only_the_first_outcome_of_a_variant_counts() -> None:
 
 def test_without_variants_there_is_nothing_to_ask_for() -> None:
     assert Study([]).ask() is None
-
-
-def test_an_unknown_sampler_is_refused() -> None:
-    with pytest.raises(InputError, match=r"unknown sampler 'cma'; accepted are kriging, tpe, gp, random"):
-        Study(combinations(), sampler="cma")
 
 
 def test_of_many_stored_outcomes_the_sampler_is_given_the_fastest_and_some_of_the_others(
