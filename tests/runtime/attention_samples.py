@@ -1,4 +1,4 @@
-"""What the tests of an attention share: small ones, inputs with what is right for them, and how to run them."""
+"""Small attentions, inputs with a checker of the output, and a way to run them."""
 
 from __future__ import annotations
 

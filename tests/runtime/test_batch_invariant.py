@@ -1,4 +1,4 @@
-"""A batch-invariant attention: what a row gives depends, bit for bit, on its own sequence only."""
+"""A batch-invariant attention: the result of a row depends, bit for bit, on its own sequence only."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from attention_tuner.runtime.launchers import FIXED_SPLIT
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-# Of the narrower dtypes' outputs, most would round to the same whatever the order of sums.
-SPEC = AttentionSpec(4, 2, 64, "float32")
+# Narrower dtypes would mostly round to the same output, whatever the order of sums.
+SPEC = AttentionSpec(2, 1, 32, "float32")
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def batch_around(sequence: tuple[int, int], draw: random.Random) -> tuple[Batch, int]:
-    """A random batch that has `sequence`, and where."""
-    others = [(draw.choice((1, 2, 7, 12)), draw.randrange(400)) for _ in range(draw.randrange(4))]
+    """A random batch that contains `sequence`, and its place there."""
+    others = [(draw.choice((1, 2, 7, 12)), draw.randrange(200)) for _ in range(draw.randrange(4))]
     return among(sequence, others, draw)
 
 
 def crowd_around(sequence: tuple[int, int], draw: random.Random) -> tuple[Batch, int]:
-    """As `batch_around`, but of so many keys that without the mode `sequence` is cut otherwise than alone."""
+    """As `batch_around`, with so many keys that without the mode `sequence` is cut differently than alone."""
     short = [(draw.choice((1, 2, 7)), draw.randrange(8_000, 30_000)) for _ in range(draw.randrange(8, 37))]
     long = [(draw.randrange(100, 200), draw.randrange(8_000, 30_000)) for _ in range(6)]
     return among(sequence, short + long, draw)
@@ -58,8 +58,8 @@ def among(sequence: tuple[int, int], others: list[tuple[int, int]], draw: random
 
 def tensors_with(spec: AttentionSpec, sequence: tuple[int, int], batch: Batch, place: int, device: str,
                  seed: int) -> Tensors:
-    """The inputs of `batch`, of which those of `sequence` are the same whatever the batch."""
-    # Of needles one weighs more than all other keys: the order of sums would not show.
+    """Inputs of `batch`; those of `sequence` are the same in every batch."""
+    # Without needles, one of which outweighs all other keys and hides the order of sums.
     t = make_tensors(spec, batch, 16, device, seed, needles=False)
     own = make_tensors(spec, Batch((sequence,)), 16, device, 99, needles=False)
     t.q[rows_at(batch, place)] = own.q
@@ -75,7 +75,7 @@ def rows_at(batch: Batch, place: int) -> slice:
 
 
 def partials_at(attention: HybridAttention, batch: Batch, place: int) -> tuple[torch.Tensor, ...]:
-    """The partial results of a sequence that the last run left, in their order: in float32, whatever the output is."""
+    """Partial results of a sequence after the last run, in their order: float32, whatever the output's dtype."""
     launcher: Any = attention._planned().launcher(return_lse=False)  # pyright: ignore
     work = launcher.work_list(batch)
     starts = sorted({*work.items[:, SLOT].tolist(), work.partial_rows} - {-1})
@@ -88,14 +88,14 @@ def partials_at(attention: HybridAttention, batch: Batch, place: int) -> tuple[t
 def found_of(
     attention: HybridAttention, sequence: tuple[int, int], batch: Batch, place: int, device: str, seed: int
 ) -> tuple[torch.Tensor, ...]:
-    """What `sequence` gets in `batch`: its output, that again with its log-sum-exp, and its partial results.
+    """Results of `sequence` in `batch`: output, output and log-sum-exp of a second run, and partial results.
 
-    The two outputs may be of different variants, where one template cannot write a log-sum-exp.
+    The runs may launch different variants, where a template cannot write a log-sum-exp.
     """
     t = tensors_with(attention.spec, sequence, batch, place, device, seed)
     plan(attention, batch)
     out = run(attention, t)
-    # Before the next run, which has the same workspace.
+    # Read before the next run, which has the same workspace.
     partials = partials_at(attention, batch, place)
     rows = rows_at(batch, place)
     outputs = tuple(each[rows].clone() for each in (out, *run(attention, t, return_lse=True)))
@@ -110,7 +110,7 @@ def test_a_row_depends_only_on_its_own_sequence(sequence: tuple[int, int]):
     alone = found_of(attention, sequence, Batch((sequence,)), 0, "cpu", 0)
     variant = attention.variant
     draw = random.Random(sequence[0])
-    for seed in range(3):
+    for seed in range(2):
         found = found_of(attention, sequence, *batch_around(sequence, draw), "cpu", seed)
         assert all(map(torch.equal, found, alone))
         assert attention.variant == variant
@@ -126,21 +126,21 @@ def test_without_it_other_sequences_show():
 @pytest.mark.usefixtures("short_segments")
 def test_the_output_is_right_and_segments_are_fixed():
     attention = made(batch_invariant=True)
-    checker = checker_of("1x12@700,1x1@300,1x3@20", lse=True)
+    checker = checker_of("1x12@500,1x1@150,1x3@20", lse=True)
     plan(attention, checker.batch)
     assert checker.judge(*run(attention, checker.tensors, return_lse=True)).passed
     (launcher,) = attention._launchers._eager.values()  # pyright: ignore
     items = launcher._items[: launcher._num_items].tolist()  # pyright: ignore
     assert sorted((seq, start, stop) for _, _, _, _, start, stop, seq, _ in items) == [
-        (0, 0, 256), (0, 256, 512), (0, 512, 712), (1, 0, 128), (1, 128, 256), (1, 256, 301), (2, 0, 23),
+        (0, 0, 256), (0, 256, 512), (1, 0, 128), (1, 128, 151), (2, 0, 23),
     ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("short_segments")
 def test_a_graph_serves_sequences_up_to_the_longest_it_was_planned_for():
     attention = made(batch_invariant=True)
-    graph = attention.plan_graph([1] * 3, [400] * 3)
-    for text in ("3x1@390", "1x1@400,1x2@5"):
+    graph = attention.plan_graph([1] * 3, [150] * 3)
+    for text in ("3x1@140", "1x1@150,1x2@5"):
         checker = checker_of(text)
         plan(graph, text)
         assert checker.judge(run(attention, checker.tensors)).passed

@@ -1,4 +1,4 @@
-"""The stand-in is called as vLLM's own test of its function calls it, and compared with attention as written there."""
+"""The replacement of vLLM's function, called as vLLM's own test calls it and compared with eager attention."""
 
 from __future__ import annotations
 
@@ -40,33 +40,32 @@ def test_the_arguments_are_those_of_vllm_in_their_order_and_ours_come_after():
     assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in more)
 
 
-@pytest.mark.parametrize("seq_threshold", [0, 8])
-@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(None, None), (64, None), (None, 50.0), (128, 50.0)])
-@pytest.mark.parametrize("num_heads", [(4, 4), (8, 2), (5, 1)], ids=str)
-@pytest.mark.parametrize("seq_lens", [[(1, 132), (5, 18), (29, 63)], [(1, 53), (1, 37), (1, 201)]], ids=str)
+MIXED = [(1, 68), (5, 18), (19, 33)]
+DECODE = [(1, 53), (1, 37), (1, 101)]
+
+
+# Each value meets the values that a kernel treats together with it.
+@pytest.mark.parametrize(("seq_lens", "num_heads", "head_size", "more"), [
+    (MIXED, (4, 4), 64, {}),
+    (DECODE, (4, 4), 64, {"sliding_window": 16, "soft_cap": 50.0, "seq_threshold": 8}),
+    (MIXED, (8, 2), 64, {"sliding_window": 32, "soft_cap": 50.0}),
+    (DECODE, (8, 2), 128, {"seq_threshold": 8}),
+    (MIXED, (5, 1), 128, {"sliding_window": 16}),
+    (DECODE, (5, 1), 64, {"soft_cap": 50.0}),
+    ([(1, 40), (5, 18)], (2, 1), 256, {"fp8_queries": True, "sliding_window": 16, "soft_cap": 50.0}),
+])  # fmt: skip
 @torch.inference_mode()
 def test_called_as_vllm_calls_its_function(
-    seq_lens: list[tuple[int, int]], num_heads: tuple[int, int], sliding_window: int | None, soft_cap: float | None,
-    seq_threshold: int,
-):  # fmt: skip
-    head_size = 64 if seq_threshold else 128
-    call, expected = call_of(seq_lens, num_heads, head_size, "cpu", sliding_window=sliding_window, soft_cap=soft_cap,
-                             seq_threshold=seq_threshold)  # fmt: skip
-    unified_attention(**call)
-    right(call, expected)
-
-
-@pytest.mark.parametrize("more", [{}, {"fp8_queries": True, "sliding_window": 64, "soft_cap": 50.0}], ids=str)
-@torch.inference_mode()
-def test_called_as_vllm_calls_its_function_with_heads_of_256(more: dict[str, Any]):
-    call, expected = call_of([(1, 132), (5, 18), (29, 63)], (8, 2), 256, "cpu", **more)
+    seq_lens: list[tuple[int, int]], num_heads: tuple[int, int], head_size: int, more: dict[str, Any]
+):
+    call, expected = call_of(seq_lens, num_heads, head_size, "cpu", **more)
     unified_attention(**call)
     right(call, expected)
 
 
 @torch.inference_mode()
 def test_queries_in_bfloat16_over_a_cache_in_8_bits():
-    call, expected = call_of([(1, 132), (5, 18), (29, 63)], (8, 2), 64, "cpu", fp8=True)
+    call, expected = call_of(MIXED, (8, 2), 64, "cpu", fp8=True)
     unified_attention(**call)
     right(call, expected)
     # One scale for all, as a layer has it, is the same; and one that is expanded is no row of elements.
@@ -80,7 +79,7 @@ def test_queries_in_bfloat16_over_a_cache_in_8_bits():
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @torch.inference_mode()
 def test_queries_in_8_bits_over_a_cache_in_8_bits(dtype: torch.dtype):
-    sequences = [(1, 132), (5, 18), (29, 63)]
+    sequences = MIXED
     call, _ = call_of(sequences, (8, 2), 64, "cpu", fp8=True)
     of_heads = torch.tensor([0.5, 0.25])
     q = (call["q"] / of_heads.repeat_interleave(4)[:, None]).to(dtype)
@@ -124,14 +123,14 @@ def test_as_many_sinks_as_heads_are_needed():
 
 def test_what_the_default_device_is_makes_no_difference(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_attentions", Attentions())
-    call, expected = call_of([(1, 132), (5, 18), (29, 63)], (8, 2), 64, "cpu", fp8=True)
+    call, expected = call_of(MIXED, (8, 2), 64, "cpu", fp8=True)
     with torch.device("meta"):
         unified_attention(**call)
     right(call, expected)
 
 
 def test_a_cache_as_vllm_holds_it():
-    call, expected = call_of([(1, 132), (5, 18)], (8, 2), 64, "cpu")
+    call, expected = call_of([(1, 68), (5, 18)], (8, 2), 64, "cpu")
     # [pages, KV heads, page, K beside V], of which the function gets views.
     held = torch.cat((call["k"], call["v"]), dim=-1).transpose(1, 2).contiguous()
     k, v = held.transpose(1, 2).split(64, dim=-1)

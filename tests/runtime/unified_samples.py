@@ -1,4 +1,4 @@
-"""What the tests of the stand-in for vLLM's function share: calls as vLLM's own test makes them, and what is right."""
+"""Calls of vLLM's function as its own test makes them, with the expected output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def call_of(
     sliding_window: int | None = None, soft_cap: float | None = None, fp8: bool = False, fp8_queries: bool = False,
     num_blocks: int = 64, seq_threshold: int = 0,
 ) -> tuple[dict[str, Any], torch.Tensor]:  # fmt: skip
-    """The call that vLLM's test makes for sequences (query tokens, keys), and what is right for it.
+    """Make the call of vLLM's test for sequences (query tokens, keys), and its expected output.
 
     With `fp8` the cache is in 8 bits, with `fp8_queries` the queries are too.
     """
