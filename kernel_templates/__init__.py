@@ -1,1 +1,1 @@
-"""What a variant of the kernel is, how it runs, and what is right; the only folder that imports triton."""
+"""Variants of the kernel: their records, their launch and their reference. The only folder that imports triton."""

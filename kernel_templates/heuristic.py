@@ -311,9 +311,7 @@ def _short_m(spec: AttentionSpec, bucket: BatchBucket) -> int:
     return 16 if rows <= 16 else 32
 
 
-def _rows(
-    spec: AttentionSpec, bucket: BatchBucket, tables: _Tables
-) -> Iterator[tuple[Value, ...]]:
+def _rows(spec: AttentionSpec, bucket: BatchBucket, tables: _Tables) -> Iterator[tuple[Value, ...]]:
     """The rows of the table for the parts of `bucket`, completed to the values of `_NAMES`."""
     hybrid, long, short = tables
     short_m = _short_m(spec, bucket)

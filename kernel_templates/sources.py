@@ -17,11 +17,11 @@ from .gpu import Gpu
 from .outcome import Environment
 from .registry import templates
 
-# A name that a module defines, as the module and the name; the name is `ALL` for the module as a whole.
+# A definition, as its module and its name there. `ALL` names the module as a whole.
 Name = tuple[str, str]
 ALL = "*"
-# Fields of a node that the text of the program does not decide alone, or that say how a constant is written.
-_UNTOLD = {"ctx", "kind", "type_comment"}
+# Fields of a node that follow from its place, or only say how it is written.
+_IGNORED = {"ctx", "kind", "type_comment"}
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def _definition(name: Name, packages: frozenset[str]) -> tuple[set[str], set[Nam
     elif parsed.is_package and _path(f"{module}.{attribute}") is not None:
         return set(), {(f"{module}.{attribute}", ALL)}
     else:
-        # The whole module: asked for, or because it makes the name in a way of its own, such as `__getattr__`.
+        # The whole module counts, because it is used as one, or makes the name in its own way, such as `__getattr__`.
         statements = [each for group in parsed.definitions.values() for each in group] + parsed.loose
     texts, uses = set[str](), set[Name]()
     for statement in statements:
@@ -116,7 +116,7 @@ def _parse(module: str) -> _Module:
         names = set(_bound(statement))
         for name in names:
             parsed.definitions.setdefault(name, []).append(statement)
-        if not names and not isinstance(statement, ast.Import | ast.ImportFrom) and not _is_for_types(statement):
+        if not names and not isinstance(statement, ast.Import | ast.ImportFrom) and not _has_no_effect(statement):
             parsed.loose.append(statement)
     return parsed
 
@@ -141,7 +141,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
     """The names that a statement of a module binds, but for those of a plain import."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
-    elif not isinstance(statement, ast.Import | ast.ImportFrom) and not _is_for_types(statement):
+    elif not isinstance(statement, ast.Import | ast.ImportFrom) and not _has_no_effect(statement):
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 yield node.id
@@ -151,8 +151,8 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
                 yield node.asname or node.name
 
 
-def _is_for_types(statement: ast.stmt) -> bool:
-    """True if only type checkers see `statement`, or it is a text that documents."""
+def _has_no_effect(statement: ast.stmt) -> bool:
+    """True if `statement` has no effect: a docstring, or imports for type checkers."""
     return _is_text(statement) or (
         isinstance(statement, ast.If) and isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
     )
@@ -182,12 +182,12 @@ def _write(node: object, tokens: list[str], names: set[str]) -> None:
         tokens.append(type(node).__name__)
         tokens.append("(")
         for name in _fields(type(node)):
-            value = getattr(node, name, None)
-            # Where a name of this package comes from is known by what it reaches.
+            value = _joined(node.values) if isinstance(node, ast.JoinedStr) else getattr(node, name, None)
+            # The module of a relative import does not count, because the definition that it reaches does.
             if value is None or value == [] or (name in ("module", "level") and getattr(node, "level", 0)):
                 continue
             tokens.append(name)
-            _write(_joined(node.values) if isinstance(node, ast.JoinedStr) else value, tokens, names)
+            _write(value, tokens, names)
         tokens.append(")")
     elif isinstance(node, list):
         tokens.append("[")
@@ -196,14 +196,14 @@ def _write(node: object, tokens: list[str], names: set[str]) -> None:
                 _write(each, tokens, names)
         tokens.append("]")
     else:
-        # Which characters `repr` escapes depends on the version.
+        # Not `repr`, because versions of Python escape different characters.
         tokens.append(ascii(node))
 
 
 @functools.cache
 def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    """The fields that matter of nodes of a `kind`; those of a name and of an error raised do not get here."""
-    return () if kind is ast.Raise else tuple(sorted(set(kind._fields) - _UNTOLD))
+    """The fields of nodes of this `kind` that count, sorted; none for an error that is raised."""
+    return () if kind is ast.Raise else tuple(sorted(set(kind._fields) - _IGNORED))
 
 
 def _joined(values: list[ast.expr]) -> list[ast.expr]:

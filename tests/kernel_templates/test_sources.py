@@ -72,6 +72,10 @@ def hash_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hash]:
         return kernel_hash(name)
 
     yield make
+    clear_caches()
+
+
+def clear_caches() -> None:
     for cached in (kernel_hash, sources._definition, sources._parse, sources._path):
         cached.cache_clear()
 
@@ -135,6 +139,42 @@ def test_versions_of_python_parse_to_the_same_text():
     assert isinstance(pieces, ast.JoinedStr)
     pieces.values[:1] = [ast.Constant("a"), ast.Constant(""), ast.Constant("b")]
     assert canonical(pieces) == canonical(whole)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    """Holds the modules that are read from now on, by name; what a test puts there is read instead of the file."""
+    texts: dict[str, bytes] = {}
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: texts.setdefault(f"{path.parent.name}.{path.stem}",
+                                                                          read_bytes(path)))  # fmt: skip
+    clear_caches()
+    yield texts
+    clear_caches()
+
+
+def test_the_modules_that_plan_and_launch_count(read: dict[str, bytes]):
+    kernel_hash("gluon_hopper")
+    launch = {f"launch.{name}" for name in ("launcher", "memory", "plan", "room", "tiles", "work_list")}
+    hopper = {f"hopper.{name}" for name in ("launcher", "kernel", "tiles", "merge")}
+    assert read.keys() >= launch | hopper | {"triton_family.launchers", "triton_family.combine"}
+    assert not read.keys() & {"kernel_templates.registry", "kernel_templates.heuristic"}
+
+
+@pytest.mark.parametrize(("old", "new", "counts"), [
+    (b'"num_warps", (1, 2, 4, 8)', b'"num_warps", (1, 2, 4, 8, 16)', False),
+    (b"TMA needs a GPU", b"TMA requires a GPU", False),
+    (b'Body(variant.number("block_m"), ', b'Body(2 * variant.number("block_m"), ', True),
+])  # fmt: skip
+def test_of_a_declaration_only_the_part_that_the_launcher_uses_counts(
+    read: dict[str, bytes], old: bytes, new: bytes, counts: bool
+):
+    before, name = kernel_hash("fused"), "triton_family.templates"
+    text = read[name]
+    assert old in text
+    clear_caches()
+    read[name] = text.replace(old, new)
+    assert (kernel_hash("fused") != before) is counts
 
 
 def test_every_template_has_a_hash_of_its_own():
