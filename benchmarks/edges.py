@@ -23,7 +23,7 @@ from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.search_spaces.models import model_specs
+from attention_tuner.search_spaces.models import model_layers
 from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.measure.bench import Workbench
 from attention_tuner.tuner.measure.stopwatch import Stopwatch
@@ -126,7 +126,7 @@ def asked(interpreter: bool) -> tuple[AttentionSpec, list[str], list[str], dict[
     if interpreter:
         tiny = Batch.parse("1x16@32,2x1@40")
         return AttentionSpec(4, 2, 64), ["1x1@40", "2x1@40"], ["1x1@30", "1x4@30"], {"tiny": tiny}
-    (spec,), named = model_specs("llama-3-8b", 1, None), named_batches("hopper13")
+    (spec,), named = model_layers("llama-3-8b", 1, None), named_batches("hopper13")
     sizes = [f"{size}x1@{CONTEXT_LEN}" for size in SIZES]
     return spec, sizes, list(VERIFICATION), {name: named[name] for name in BATCHES}
 

@@ -24,7 +24,7 @@ from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.search_spaces.models import model_specs
+from attention_tuner.search_spaces.models import model_layers
 from attention_tuner.tuner.measure.bench import Workbench
 
 GRAPH = Regime("graph")
@@ -81,7 +81,7 @@ def main(arguments: argparse.Namespace) -> None:
     gpu = record.machine(arguments.interpreter)
     spec, batches, templates = AttentionSpec(2, 1, 64), {"short": "2x1@200", "long": "1x16@200"}, TEMPLATES[:1]
     if not arguments.interpreter:
-        (spec,), batches, templates = model_specs("llama-3-8b", 1, None), BATCHES, TEMPLATES
+        (spec,), batches, templates = model_layers("llama-3-8b", 1, None), BATCHES, TEMPLATES
     rows = [{"kind": kind, **measure(Task(spec, Batch.parse(text), arguments.page_size), template, gpu)}
             for template in templates for kind, text in batches.items()]  # fmt: skip
     record.write(arguments.out, {"spec": spec.key(), "page_size": arguments.page_size, "rows": rows})

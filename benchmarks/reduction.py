@@ -24,7 +24,7 @@ from attention_tuner.kernel_templates.registry import why_invalid
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.search_spaces.models import model_specs
+from attention_tuner.search_spaces.models import model_layers
 from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.measure.bench import Workbench
 
@@ -94,7 +94,7 @@ def asked(interpreter: bool) -> list[tuple[AttentionSpec, str, Batch]]:
         return [(AttentionSpec(2, 1, 64), "tiny", Batch.parse("1x1@60"))]
     named = named_batches("hopper13")
     layers = (("llama-3-8b", 1, BATCHES), ("llama-3-70b", 8, BATCHES_TP8))
-    return [(spec, name, named[name]) for model, tp, names in layers for spec in model_specs(model, tp, None)
+    return [(spec, name, named[name]) for model, tp, names in layers for spec in model_layers(model, tp, None)
             for name in names]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.search_spaces.models import model_specs
+from attention_tuner.search_spaces.models import model_layers
 from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.measure.bench import Workbench
 from attention_tuner.tuner.measure.stopwatch import Stopwatch
@@ -37,7 +37,7 @@ def tasks(interpreter: bool) -> dict[str, Task]:
     if interpreter:
         return {"tiny": Task(AttentionSpec(4, 2, 64, "float16"), Batch.parse("1x16@32,2x1@40"), PAGE_SIZE)}
     batches = named_batches("hopper13")
-    (tp8,), (whole,) = model_specs("llama-3-70b", 8, None), model_specs("llama-3-8b", 1, None)
+    (tp8,), (whole,) = model_layers("llama-3-70b", 8, None), model_layers("llama-3-8b", 1, None)
     return {
         "decode_4x64k, 8 query heads": Task(tp8, batches["decode_4x64k"], PAGE_SIZE),
         "hybrid_512@4k, 32 query heads": Task(whole, batches["hybrid_512@4k_31dec"], PAGE_SIZE),

@@ -26,7 +26,7 @@ from attention_tuner.kernel_templates.outcome import Timing
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
-from attention_tuner.search_spaces.models import model_specs
+from attention_tuner.search_spaces.models import model_layers
 from attention_tuner.search_spaces.suites import named_batches
 from attention_tuner.tuner.console.output import encode
 from attention_tuner.tuner.console.tune import result_document
@@ -54,7 +54,7 @@ def tasks(interpreter: bool) -> dict[str, Task]:
     """The six batches, of a layer of llama-3-8b; for the interpreter a tiny one."""
     if interpreter:
         return {"tiny": Task(AttentionSpec(4, 2, 64, "float16"), Batch.parse("1x4@44"), PAGE_SIZE)}
-    (spec,), named = model_specs("llama-3-8b", 1, None), named_batches("hopper13")
+    (spec,), named = model_layers("llama-3-8b", 1, None), named_batches("hopper13")
     return {name: Task(spec, named[name], PAGE_SIZE) for name in BATCHES}
 
 

@@ -60,46 +60,31 @@ _OTHER_KINDS = {
 }
 
 
-def model_specs(
-    name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None, q_dtype: str | None = None
-) -> tuple[AttentionSpec, ...]:
-    """List the distinct attention layers of a model; arguments and errors as in `model_layers`."""
-    return tuple(model_layers(name_or_path, tp, dtype, kv_dtype, q_dtype).values())
-
-
 def model_layers(
     name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None, q_dtype: str | None = None
-) -> dict[str, AttentionSpec]:
-    """List the attention layers of a model on each of `tp` GPUs by kind, in the order of the model's layers.
+) -> dict[AttentionSpec, int]:
+    """List the distinct attention layers of a model on each of `tp` GPUs, with how many layers of each it has.
 
-    A kind is "full_attention" or "sliding_attention". `name_or_path` is a preset, a `config.json` or the folder of
-    one. `dtype` replaces the model's own, and `q_dtype` is the dtype of queries where it is another. `kv_dtype` is that
-    of the KV cache, "auto" for the model's; left out, it is the one that the checkpoint is quantized for. Raises
+    Layers are in the order in which the model first has them. `name_or_path` is a preset, a `config.json` or the folder
+    of one. `dtype` replaces the model's own, and `q_dtype` is the dtype of queries where it is another. `kv_dtype` is
+    that of the KV cache, "auto" for the model's; left out, it is the one that the checkpoint is quantized for. Raises
     `ModelError` for a model that is unknown, lacks a field or has no attention layer, and `SpecError` for one that
     needs an unsupported feature or whose heads cannot be divided among `tp` GPUs; both name the model.
     """
     config = load_config(name_or_path)
     try:
         _refuse_other_kinds(config)
-        kinds = dict.fromkeys(_layer_kinds(config))
-        if not kinds:
+        counts = Counter(_layer_kinds(config))
+        if not counts:
             raise ModelError("it has no attention layer: all its layers keep a state of fixed size")
-        return {kind: _spec(_of_kind(config, kind), kind, tp, dtype, kv_dtype, q_dtype) for kind in kinds}
+        if counts.total() == 1:
+            # The config lists no layers, because all are alike. Without their number, one stands for them.
+            counts = dict.fromkeys(counts, integer(config, "num_hidden_layers", default=1))
+        return {
+            _spec(_of_kind(config, kind), kind, tp, dtype, kv_dtype, q_dtype): count for kind, count in counts.items()
+        }
     except InputError as error:
         raise type(error)(f"model {name_or_path!r}: {error}") from error
-
-
-def layer_counts(name_or_path: str) -> dict[str, int]:
-    """Count the attention layers of a model by kind. Raises `ModelError` as `model_layers` does.
-
-    A config that gives neither a list nor a number of layers counts as one layer of each kind.
-    """
-    config = load_config(name_or_path)
-    counts = Counter(_layer_kinds(config))
-    if counts.total() == 1:
-        # The config lists no layers, because all are alike.
-        return {kind: integer(config, "num_hidden_layers", default=1) for kind in counts}
-    return dict(counts)
 
 
 def kind_of(spec: AttentionSpec) -> str:

@@ -1,4 +1,4 @@
-"""The layers of the presets against the published numbers, and configs of other architectures."""
+"""Layers of the presets against published numbers, and configs of other architectures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from attention_tuner.kernel_templates.errors import ModelError, SpecError
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.search_spaces.config import load_config, preset_names
-from attention_tuner.search_spaces.models import kind_of, layer_counts, model_layers, model_specs
+from attention_tuner.search_spaces.models import kind_of, model_layers
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-# Query heads, KV heads, head size, layers: from each model's card or report.
+# Query heads, KV heads, head size, layers: from each model's page or report.
 PUBLISHED = {
     "deepseek-v2-lite-mha": (16, 16, 192, 27),
     "gemma-2-9b": (16, 8, 256, 42),
@@ -40,7 +40,7 @@ PUBLISHED = {
     "qwen3-30b-a3b": (32, 4, 128, 48),
 }
 
-# What the layers of each kind have beside their heads, for the models that have anything: the first kind first.
+# Features of the layers of each kind, in the model's order, for models that have any.
 FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     # 192 ** -0.5 times (0.0707 ln 40 + 1) squared.
     "deepseek-v2-lite-mha": {FULL: {"v_head_dim": 128, "scale": pytest.approx(0.114721, rel=1e-5)}},
@@ -68,6 +68,11 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
 Write = Callable[..., str]
 
 
+def the_layer(name_or_path: str, **options: str) -> AttentionSpec:
+    (layer,) = model_layers(name_or_path, **options)
+    return layer
+
+
 def test_the_presets_are_those_published() -> None:
     assert preset_names() == tuple(sorted(PUBLISHED))
 
@@ -78,25 +83,20 @@ def test_the_layers_of_a_preset_are_those_published(name: str) -> None:
     assert load_config(name).get("num_hidden_layers", load_config(name).get("n_layers")) == layers
     plain = dataclasses.asdict(AttentionSpec(*heads))
     expected = {kind: plain | features for kind, features in FEATURES.get(name, {FULL: {}}).items()}
-    found = {kind: dataclasses.asdict(spec) for kind, spec in model_layers(name).items()}
-    assert found == expected
-    assert list(found) == list(expected)
+    found = model_layers(name)
+    assert [(kind_of(spec), dataclasses.asdict(spec)) for spec in found] == list(expected.items())
+    assert sum(found.values()) == layers
 
 
-def test_a_kind_is_that_of_its_layer() -> None:
-    for name in preset_names():
-        assert [kind_of(spec) for spec in model_specs(name)] == list(model_layers(name))
-
-
-def test_the_specs_of_a_model_are_its_distinct_layers() -> None:
-    specs = model_specs("gemma-2-9b", tp=2, dtype="float16", kv_dtype="float8_e4m3fn")
+def test_the_options_of_a_model_apply_to_each_of_its_layers() -> None:
+    specs = model_layers("gemma-2-9b", tp=2, dtype="float16", kv_dtype="float8_e4m3fn")
     assert [(spec.num_q_heads, spec.dtype, spec.kv_dtype, spec.sliding_window) for spec in specs] == [
         (8, "float16", "float8_e4m3fn", 4096), (8, "float16", "float8_e4m3fn", None)]
 
 
 def test_a_model_without_attention_is_refused(write: Write) -> None:
     with pytest.raises(ModelError, match="has no attention layer"):
-        model_specs(write(layer_types=["mamba", "linear_attention"]))
+        model_layers(write(layer_types=["mamba", "linear_attention"]))
 
 
 @pytest.mark.parametrize(
@@ -110,39 +110,39 @@ def test_a_model_without_attention_is_refused(write: Write) -> None:
     ],
 )
 def test_heads_are_divided_and_few_kv_heads_replicated(name: str, tp: int, heads: tuple[int, int]) -> None:
-    (spec,) = model_specs(name, tp=tp)
+    (spec,) = model_layers(name, tp=tp)
     assert (spec.num_q_heads, spec.num_kv_heads) == heads
 
 
 @pytest.mark.parametrize("tp", [0, -1, 3, 7, 8, 56])
 def test_heads_that_cannot_be_divided(tp: int) -> None:
     with pytest.raises(SpecError) as caught:
-        model_specs("qwen2.5-7b", tp=tp)
+        model_layers("qwen2.5-7b", tp=tp)
     assert str(caught.value) == (
         f"model 'qwen2.5-7b': 28 query and 4 KV heads cannot be divided among {tp} GPUs; possible are 1, 2, 4, 28"
     )
 
 
 def test_dtype_of_the_caller_before_that_of_the_config(write: Write) -> None:
-    assert model_specs(write(torch_dtype="float16"))[0].dtype == "float16"
-    assert model_specs(write(torch_dtype="float16"), dtype="bfloat16")[0].dtype == "bfloat16"
-    assert model_specs(write())[0].dtype == "bfloat16"
-    assert model_specs(write(dtype="float32"))[0].dtype == "float32"
+    assert the_layer(write(torch_dtype="float16")).dtype == "float16"
+    assert the_layer(write(torch_dtype="float16"), dtype="bfloat16").dtype == "bfloat16"
+    assert the_layer(write()).dtype == "bfloat16"
+    assert the_layer(write(dtype="float32")).dtype == "float32"
     with pytest.raises(SpecError, match=r"config\.json': not supported: dtype 'int3'"):
-        model_specs(write(dtype="int3"))
+        model_layers(write(dtype="int3"))
 
 
 def test_the_cache_holds_what_the_caller_says(write: Write) -> None:
-    assert model_specs(write())[0].kv_dtype == "auto"
-    assert model_specs(write(), kv_dtype="float8_e5m2")[0].kv_dtype == "float8_e5m2"
-    assert model_specs(write(), kv_dtype="auto") == model_specs(write())
+    assert the_layer(write()).kv_dtype == "auto"
+    assert the_layer(write(), kv_dtype="float8_e5m2").kv_dtype == "float8_e5m2"
+    assert model_layers(write(), kv_dtype="auto") == model_layers(write())
 
 
 def test_a_cache_is_in_fp8_where_the_checkpoint_was_quantized_for_it(write: Write) -> None:
     path = write(quantization_config={"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}})
-    assert model_specs(path)[0].kv_dtype == "float8_e4m3fn"
-    assert model_specs(path, kv_dtype="auto")[0].kv_dtype == "auto"
-    assert model_specs(path, kv_dtype="float8_e5m2")[0].kv_dtype == "float8_e5m2"
+    assert the_layer(path).kv_dtype == "float8_e4m3fn"
+    assert the_layer(path, kv_dtype="auto").kv_dtype == "auto"
+    assert the_layer(path, kv_dtype="float8_e5m2").kv_dtype == "float8_e5m2"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_cache_is_in_fp8_where_the_checkpoint_was_quantized_for_it(write: Writ
     ],
 )
 def test_heads_of_other_architectures(write: Write, changes: dict[str, Any], heads: tuple[int, int, int]) -> None:
-    assert model_specs(write(**changes)) == (AttentionSpec(*heads),)
+    assert tuple(model_layers(write(**changes))) == (AttentionSpec(*heads),)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_heads_of_other_architectures(write: Write, changes: dict[str, Any], hea
     ],
 )
 def test_which_layers_slide(write: Write, changes: dict[str, Any], windows: list[int | None]) -> None:
-    assert [layer.sliding_window for layer in model_specs(write(**changes))] == windows
+    assert [layer.sliding_window for layer in model_layers(write(**changes))] == windows
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_which_layers_slide(write: Write, changes: dict[str, Any], windows: list
     ],
 )
 def test_softmax_scale(write: Write, changes: dict[str, Any], scale: float | None) -> None:
-    assert model_specs(write(**changes))[0].scale == scale
+    assert the_layer(write(**changes)).scale == scale
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_softmax_scale(write: Write, changes: dict[str, Any], scale: float | Non
     ],
 )
 def test_features(write: Write, changes: dict[str, Any], features: dict[str, Any]) -> None:
-    (layer,) = model_specs(write(**changes))
+    (layer,) = model_layers(write(**changes))
     assert layer == dataclasses.replace(AttentionSpec(8, 2, 64), **features)
 
 
@@ -250,8 +250,8 @@ def test_sliding_layers_can_have_heads_and_sinks_of_their_own(write: Write) -> N
     own = {"swa_num_attention_heads": 16, "swa_num_key_value_heads": 4, "swa_head_dim": 96, "swa_v_head_dim": 32}
     path = write(hybrid_layer_pattern=[0, 1], sliding_window=32, add_swa_attention_sink_bias=True, **own)
     assert model_layers(path, tp=2) == {
-        FULL: AttentionSpec(4, 1, 64),
-        SLIDING: AttentionSpec(8, 2, 96, sliding_window=32, has_sinks=True, v_head_dim=32),
+        AttentionSpec(4, 1, 64): 1,
+        AttentionSpec(8, 2, 96, sliding_window=32, has_sinks=True, v_head_dim=32): 1,
     }
 
 
@@ -264,10 +264,9 @@ def test_full_layers_of_gemma_4_have_kv_heads_of_their_own_where_values_are_made
     path = write(model_type="gemma4_text", num_key_value_heads=4, num_global_key_value_heads=1, head_dim=256,
                  sliding_window=512, num_hidden_layers=12, **shared)
     assert model_layers(path) == {
-        SLIDING: AttentionSpec(8, 4, 256, sliding_window=512, scale=1.0),
-        FULL: AttentionSpec(8, kv_heads, 512, scale=1.0),
+        AttentionSpec(8, 4, 256, sliding_window=512, scale=1.0): 10,
+        AttentionSpec(8, kv_heads, 512, scale=1.0): 2,
     }
-    assert layer_counts(path) == {SLIDING: 10, FULL: 2}
 
 
 @pytest.mark.parametrize(
@@ -298,7 +297,7 @@ def test_full_layers_of_gemma_4_have_kv_heads_of_their_own_where_values_are_made
 )
 def test_a_feature_that_is_missing_is_named_with_the_model(write: Write, changes: dict[str, Any], feature: str) -> None:
     with pytest.raises(SpecError, match=rf"model '.*config\.json': not supported: {feature}"):
-        model_specs(write(**changes))
+        model_layers(write(**changes))
 
 
 @pytest.mark.parametrize(
@@ -322,21 +321,14 @@ def test_a_feature_that_is_missing_is_named_with_the_model(write: Write, changes
 )
 def test_a_config_without_what_is_needed(write: Write, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ModelError, match=rf"model '.*config\.json': .*{complaint}"):
-        model_specs(write(**changes))
+        model_layers(write(**changes))
 
 
 def test_heads_that_cannot_exist(write: Write) -> None:
     with pytest.raises(SpecError, match="8 query heads are not divisible by 3 KV heads"):
-        model_specs(write(num_key_value_heads=3))
+        model_layers(write(num_key_value_heads=3))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_all_layers_of_a_preset_are_counted(name: str) -> None:
-    counts = layer_counts(name)
-    assert sum(counts.values()) == PUBLISHED[name][3]
-    assert tuple(counts) == tuple(model_layers(name))
-
-
-def test_a_config_that_does_not_say_how_many_layers_there_are_counts_one_of_each_kind(write: Write) -> None:
-    assert layer_counts(write()) == {FULL: 6}
-    assert layer_counts(write(num_hidden_layers=None)) == {FULL: 1}
+def test_a_config_without_a_number_of_layers_counts_one_of_each_kind(write: Write) -> None:
+    assert list(model_layers(write()).values()) == [6]
+    assert list(model_layers(write(num_hidden_layers=None)).values()) == [1]

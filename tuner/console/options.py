@@ -137,7 +137,15 @@ class Layers:
         metavar="KEY", help="One layer instead of a model, such as num_q_heads=8,num_kv_heads=1,head_dim=128.")] = None
 
     def specs(self) -> tuple[AttentionSpec, ...]:
-        """Return the distinct attention layers on one GPU.
+        """Return the distinct attention layers on one GPU; raises as `counts` does."""
+        return tuple(self.counts())
+
+    def specs_or_all(self) -> tuple[AttentionSpec, ...] | None:
+        """Return the layers as `specs` does, or None when no option is given: a filter that lets all layers pass."""
+        return None if self == Layers() else self.specs()
+
+    def counts(self) -> dict[AttentionSpec, int]:
+        """Return the distinct attention layers on one GPU, and how many of each the model has; one with --spec.
 
         Raises `ModelError` or `SpecError`, and `InputError` unless exactly one of --model and --spec is given, or when
         another option goes with --spec.
@@ -148,19 +156,11 @@ class Layers:
         if self.spec is not None:
             if options:
                 raise InputError(f"{options[0]} does not go with --spec, which names the whole layer as one GPU has it")
-            return (AttentionSpec.parse(self.spec),)
+            return {AttentionSpec.parse(self.spec): 1}
         if self.model is None:
             missing = "a layer is missing" if not options else f"{options[0]} describes a layer, and no layer is named"
             raise InputError(f"{missing}; add --model, such as --model llama-3-8b, or --spec")
         return request.model_layers(self.model, self.tp, self.dtype, self.kv_dtype, self.q_dtype, self.tree)
-
-    def specs_or_all(self) -> tuple[AttentionSpec, ...] | None:
-        """Return the layers as `specs` does, or None when no option is given: a filter that lets all layers pass."""
-        return None if self == Layers() else self.specs()
-
-    def counts(self) -> dict[AttentionSpec, int]:
-        """Return how many layers of each spec the model has; one where --spec is given."""
-        return request.layer_counts(self.model, self.specs())
 
     def _model_options(self) -> list[str]:
         values = {"--tp": None if self.tp == 1 else self.tp, "--dtype": self.dtype, "--kv-dtype": self.kv_dtype,

@@ -32,8 +32,10 @@ KV_DTYPES = ("auto", *FP8_DTYPES)
 
 def model_layers(
     model: str, tp: int, dtype: str | None, kv_dtype: str | None, q_dtype: str | None, tree: bool
-) -> tuple[AttentionSpec, ...]:
-    """Return the distinct attention layers of `model` on one of `tp` GPUs; with `tree`, they verify trees of tokens.
+) -> dict[AttentionSpec, int]:
+    """Return the distinct attention layers of `model` on one of `tp` GPUs, and how many of each it has.
+
+    With `tree`, they verify trees of tokens.
 
     Raises `ModelError` or `SpecError`.
     """
@@ -42,21 +44,10 @@ def model_layers(
     ):  # fmt: skip
         if value is not None and value not in accepted:
             raise SpecError(f"{option} {value!r} is not supported; accepted are {', '.join(accepted)}")
-    from ...search_spaces.models import model_specs
+    from ...search_spaces import models
 
-    specs = model_specs(model, tp, dtype, kv_dtype, q_dtype)
-    return tuple(replace(each, has_tree_mask=True) for each in specs) if tree else specs
-
-
-def layer_counts(model: str | None, specs: Sequence[AttentionSpec]) -> dict[AttentionSpec, int]:
-    """Return how many layers of each of `specs` the model has; one each without a model."""
-    if model is None:
-        return dict.fromkeys(specs, 1)
-    from ...search_spaces.models import kind_of
-    from ...search_spaces.models import layer_counts as count
-
-    counts = count(model)
-    return {spec: counts[kind_of(spec)] for spec in specs}
+    layers = models.model_layers(model, tp, dtype, kv_dtype, q_dtype)
+    return {replace(spec, has_tree_mask=True): count for spec, count in layers.items()} if tree else layers
 
 
 def refuse_beside(option: str, **others: object) -> None:

@@ -22,7 +22,7 @@ from portfolio_samples import (
 )
 
 from attention_tuner.db import Store, import_json
-from attention_tuner.search_spaces.models import model_specs
+from attention_tuner.search_spaces.models import model_layers
 
 LAYER = ("--spec", SPEC.key())
 TIMES = {
@@ -114,7 +114,7 @@ def test_an_exported_portfolio_holds_what_passed_the_full_check(lines: Lines, pa
 
 
 def test_page_sizes_are_compared_for_a_model(lines: Lines, tmp_path: Path) -> None:
-    (spec,) = model_specs("llama-3-8b")
+    (spec,) = model_layers("llama-3-8b")
     path = str(tmp_path / "pages.db")
     with Store.open(path) as store:
         for page_size, ms in ((16, 1.0), (128, 0.9)):

@@ -157,7 +157,7 @@ def test_a_variant_that_is_wrong_or_fails_is_status_1(
 
 def test_a_model_of_several_layers_needs_one_of_them(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     both = (SPEC, config().shape.spec.parse("num_q_heads=4,num_kv_heads=4,head_dim=64"))
-    monkeypatch.setattr("attention_tuner.search_spaces.models.model_specs", lambda *_: both)
+    monkeypatch.setattr("attention_tuner.search_spaces.models.model_layers", lambda *_: dict.fromkeys(both, 1))
     assert lines.run("check", "--model", "two-kinds") == 2
     assert all(layer.key() in lines.err for layer in both)
 
