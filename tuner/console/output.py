@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from ...db.lookup.export import config_to_json
+from ...db.lookup.documents import config_to_json
 from ...kernel_templates.batch import Batch
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import BestConfig, Regime, Timing

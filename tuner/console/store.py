@@ -241,7 +241,7 @@ def import_(
     """
     from ...db import Exported, read_configs
     from ...db.engine import is_database
-    from ...db.lookup.merge import Merge, merge_configs
+    from ...db.lookup.merge import import_configs
     from . import output
 
     if is_database(file):
@@ -250,20 +250,13 @@ def import_(
     else:
         found = read_configs(file)
     with request.open_store(db, create=True) as store:
-        held = store.best_configs() if merge else []
-        result = merge_configs(held, found.configs) if merge else Merge(found.configs, [])
-        known_configs = set(held)
-        configs = [config for config in result.configs if config not in known_configs]
-        store.put_best(*configs)
-        known = {loss.gpu_name for loss in store.losses()}
-        for gpu_name in {loss.gpu_name for loss in found.losses} - known:
-            store.put_losses(gpu_name, [loss for loss in found.losses if loss.gpu_name == gpu_name])
+        result = import_configs(store, found.configs, found.losses, keep_better=merge)
         name = store.name
     if json:
         dropped = list(map(_dropped_document, result.choices))
-        output.print_json({"database": name, "configs": len(configs), "dropped": dropped})
+        output.print_json({"database": name, "configs": len(result.configs), "dropped": dropped})
         return
-    output.say(f"{len(configs)} configs of {file} stored in {name}")
+    output.say(f"{len(result.configs)} configs of {file} stored in {name}")
     _note_dropped(result.choices)
 
 
