@@ -49,7 +49,7 @@ class Answer:
 
 
 REACH = 1.0
-"""How far a neighbour answers where nothing else is said: as with one size of the batch off by a factor of 2.
+"""The default reach of a neighbour: one size of the batch off by a factor of 2.
 
 On an H200, leaving each tuned shape out in turn, neighbours from 2 or 3 away were as good as the heuristic, the values
 of which are of those shapes, and ones from 4 away much worse (benchmarks/results/leave_one_out_h200.json); between the

@@ -48,7 +48,7 @@ def warn_unusable(unusable: Sequence[str], stacklevel: int = 3) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is measured where, without variant and environment. Only times of one setting are comparable."""
+    """A task on a GPU, timed in one regime. Only times of one setting are comparable."""
 
     spec: AttentionSpec
     batch: Batch

@@ -57,7 +57,7 @@ class Timing:
     plan_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.samples_ms or not all(math.isfinite(s) and s > 0 for s in self.samples_ms):
+        if not self.samples_ms or not all(map(math.isfinite, self.samples_ms)) or min(self.samples_ms) <= 0:
             raise TunerError("a timing needs at least one sample, each a positive number of milliseconds")
         if not (math.isfinite(self.plan_ms) and self.plan_ms >= 0):
             raise TunerError(f"planning takes a finite number of milliseconds, at least 0, not {self.plan_ms}")

@@ -60,7 +60,7 @@ class Miss:
     question: Question
     # The source that answered it.
     source: Source
-    # How often it was asked.
+    # Number of times it was asked.
     count: int
 
 
@@ -107,7 +107,7 @@ class MissedShape:
     # A batch of the bucket that was asked for.
     batch: Batch
     source: Source
-    # How often its bucket was asked for.
+    # Number of times that its bucket was asked for.
     count: int
 
 

@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """What a config must share with a question to answer it."""
+    """Layer, page size and GPU: a config answers only questions of its own slot."""
 
     spec: AttentionSpec
     page_size: int

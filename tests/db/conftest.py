@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def make_config() -> Callable[..., BestConfig]:
-    """A best config on an H200; `batch` says the shape, keywords replace the other fields."""
+    """Make a best config on an H200 for `batch`; keywords replace the other fields."""
 
     def make(batch: str = "1x512@16384,63x1@32768", variant: Variant = FUSED, **changes: Any) -> BestConfig:
         fields: dict[str, Any] = {
@@ -74,7 +74,7 @@ def setting() -> Setting:
 
 @pytest.fixture
 def make_trial(setting: Setting) -> Callable[..., TrialRecord]:
-    """A trial of run 1 that timed `UNIFIED`; keywords replace fields."""
+    """Make a trial of run 1 that timed `UNIFIED`; keywords replace fields."""
 
     def make(outcome: Outcome | None = None, **changes: Any) -> TrialRecord:
         timed = Timed(UNIFIED, Check(0.5, detail="row 3"), Timing((0.2, 0.1), COLD, 0.05))

@@ -1,4 +1,4 @@
-"""The configs that ship, in db/configs: every one may be served on its GPU, and was worth tuning."""
+"""The shipped configs in db/configs: each may be served on its GPU, and was worth tuning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Make = Callable[..., BestConfig]
 
 
 def faults(path: Path) -> list[str]:
-    """Why the file at `path` must not ship."""
+    """Reasons why the file at `path` must not ship."""
     jsonschema.validate(json.loads(path.read_text()), SCHEMA)
     configs = import_json(path)
     found = [f"{config.batch} of {config.shape.spec.key()}, pages of {config.variant.page_size}: {fault}"
@@ -43,14 +43,14 @@ def faults(path: Path) -> list[str]:
 
 
 def faults_of(config: BestConfig, name: str) -> list[str]:
-    """Why `config` must not ship in the file called `name`."""
+    """Reasons why `config` must not ship in the file `name`."""
     found = [f"it is of {config.gpu.name}"] if config.gpu.slug != name else []
     if config.variant.template not in templates():
         return [*found, f"template {config.variant.template} is not installed"]
     invalid = why_invalid(config.variant, config.shape.spec, config.gpu)
     if invalid:
         return [*found, invalid]
-    # The quartiles of two times that are the same but for noise overlap.
+    # Quartiles overlap if two times differ by noise only.
     if config.timing.quartiles_ms[0] > config.default_timing.quartiles_ms[1]:
         found.append("it is slower than the default")
     asked = (config.shape.spec, Batch.parse(config.batch), config.variant.page_size, config.gpu)

@@ -118,7 +118,7 @@ def upgrade():
 
 @pytest.fixture
 def add_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Adds a migration to a copy of the project's own, whose folder has a name that needs escaping."""
+    """Add a migration to a copy of the project's own, in a folder whose name needs escaping."""
 
     def add(more: str = "") -> None:
         folder = tmp_path / "50%s of migrations"

@@ -31,7 +31,7 @@ def test_no_loss_is_expected_farther_away_than_was_measured():
     assert [losses.expect(H200, "heuristic", d) for d in (0, 4, 9, 16)] == [0.2, 0.2, 0.3, 0.3]
     assert [losses.expect(H200, "heuristic", d) for d in (16.5, 21, 999)] == [None] * 3
     assert losses.expect(H200, "neighbour", 1.5) is None
-    # Nothing at all is tuned there.
+    # No shape is tuned there.
     assert losses.expect(H200, "heuristic", None) is None
 
 

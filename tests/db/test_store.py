@@ -55,7 +55,7 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """As an ordinary user, for whom permissions count."""
+    """Run as an ordinary user, since root ignores permissions."""
     if os.getuid():
         yield
         return
@@ -68,7 +68,7 @@ def unprivileged() -> Iterator[None]:
         os.setresuid(0, 0, 0)
 
 
-# Where it is, and what cannot be opened
+# Opening
 
 
 def test_folders_are_made_and_the_file_is_in_wal_mode(tmp_path: Path):

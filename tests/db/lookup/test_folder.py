@@ -23,7 +23,7 @@ NAME = ("head_size=128,num_q_heads=32,num_kv_heads=8,page_size=16,device_name=NV
 
 @pytest.fixture
 def configs(make_config: Make) -> list[BestConfig]:
-    """Two of one bucket, a stale environment, another page size, and another layer on another GPU."""
+    """Two configs of one bucket, and others of another environment, page size, or layer and GPU."""
     first = make_config(HYBRID)
     gpt = AttentionSpec(64, 8, 64, sliding_window=128, has_sinks=True, kv_dtype="float8_e4m3fn",
                         q_dtype="float8_e5m2")

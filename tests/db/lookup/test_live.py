@@ -106,7 +106,7 @@ def test_readers_and_a_writer_do_not_disturb_each_other(store: Store, make_confi
     for _ in readers:
         assert refreshed.acquire(timeout=300)
     last = 1
-    # Readers refresh between these writes, as often as they come to it.
+    # Readers refresh between these writes.
     while last < 40 or not refreshed.acquire(timeout=0):
         last += 1
         store.put_best(written(config, last))
@@ -132,7 +132,7 @@ def test_a_reader_in_the_middle_of_a_load_does_not_block_a_writer_or_see_half_a_
             return sorted(configs, key=lambda each: each.batch)
 
         assert load() == old
-        # The reader's transaction is open still: a writer that had to wait for it would raise at once.
+        # The reader's transaction is still open, so a writer that had to wait for it would raise at once.
         with Store.open(store.name, timeout_s=0) as writer:
             writer.put_best(*new)
         assert load() == old
@@ -146,7 +146,7 @@ def test_a_transaction_is_seen_as_a_whole_after_its_commit(store: Store, make_co
     store.put_best(written(config, 1), written(other, 1))
     live = LiveTable(store.name, config.gpu)
     with store._writing() as session:  # pyright: ignore
-        # What `put_best` does, half of it.
+        # The first half of what `put_best` does.
         session.execute(delete(BestRow))
         session.add(BestRow.of(written(config, 2)))
         session.flush()

@@ -37,7 +37,7 @@ NEAR = Batch.parse("1x1024@16384,63x1@32768")
 
 @pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the user's database would be; nothing is there, and nothing ships."""
+    """The path of the user's database, which does not exist; nothing ships either."""
     monkeypatch.setenv("ATTENTION_TUNER_DB", str(tmp_path / "user.db"))
     (tmp_path / "configs").mkdir()
     monkeypatch.setattr(module, "SHIPPED", tmp_path / "configs")
@@ -204,7 +204,7 @@ def test_a_file_about_another_gpu_does_not_answer(database: Path, tmp_path: Path
     named: set[str] = set()
     with pytest.warns(UserWarning, match="of NVIDIA H200 only, which do not answer for NVIDIA H20"):
         load_table(gpu=h20, files=[tmp_path / "out"], named=named)
-    # Once for all loads that have the same set, or a test would fail for the warning.
+    # Loads that share the set do not warn again; warnings are errors here.
     assert load_table(gpu=h20, files=[tmp_path / "out"], named=named).lookup(*asked).source == "heuristic"
     lent = load_table(files=[tmp_path / "out"], chain=Chain(like=("NVIDIA H200",))).lookup(*asked)
     assert (lent.source, lent.lender) == ("neighbour", "NVIDIA H200")
@@ -237,7 +237,7 @@ def test_databases_answer_in_the_order_of_the_files(database: Path, tmp_path: Pa
         assert answer.config is not None
         assert (answer.config.measured_at[8:10], answer.loss) == {
             paths[0]: ("01", 0.01), paths[1]: ("02", 0.02), tmp_path / "three.json": ("29", 0.04)}[files[0]]
-    # What failed a check that the first of them keeps is served by the second.
+    # A check in the first database makes its config fail, so the second one's answers.
     failed = (CaseResult("edges", "failed", 2.0, "row 3"),)
     with Store.open(paths[0]) as store:
         store.put_full_check(FullCheck(config.shape.spec, config.variant, config.gpu.name, config.environment, failed,

@@ -19,7 +19,7 @@ Make = Callable[..., BestConfig]
 
 @pytest.fixture
 def config(make_config: Make) -> BestConfig:
-    """One of the present kernel source."""
+    """A config of the present kernel source."""
     made = make_config()
     return replace(made, environment=replace(made.environment, kernel_hash=kernel_hash(made.variant.template)))
 

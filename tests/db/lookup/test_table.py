@@ -28,7 +28,7 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 Make = Callable[..., BestConfig]
 HYBRID = "1x512@16384,63x1@32768"
 FAR = Chain(reach=math.inf)
-# Of all sizes of the short or of the long part by a factor of 2.
+# All three sizes of the short or of the long part off by a factor of 2.
 NEARBY = Chain(reach=3.0)
 
 
@@ -139,7 +139,7 @@ def test_stale_configs_are_served_behind_fresh_ones(make_config: Make):
 
 
 def precedence(config: BestConfig) -> list[tuple[str, BestConfig]]:
-    """Whose config answers `HYBRID`, the first before all others."""
+    """Owners and configs in the order in which they answer `HYBRID`."""
     stale = replace(config.environment, triton="3.6.0")
     like_it, near = "1x513@16384,63x1@32768", "2x512@16384,63x1@32768"
 
@@ -221,7 +221,7 @@ def test_the_id_depends_on_the_content(make_config: Make):
     ids = {ConfigTable.of(part).id for part in ([], configs[:1], configs[:2], configs)}
     other_gpu = ConfigTable.of([make_config(gpu=replace(configs[0].gpu, driver="1"))]).id
     assert len(ids | {other_gpu}) == 5
-    # Whose a config is decides which one answers.
+    # The owner of a config decides which one answers.
     of_both = {ConfigTable.of(configs[:2], None, configs[2:]).id, ConfigTable.of(configs[2:], None, configs[:2]).id}
     assert len(ids | of_both) == 6
     assert ConfigTable.of(configs[:1], None, configs[1:]).configs == tuple(configs)
@@ -235,7 +235,7 @@ def test_tables_that_answer_differently_have_other_ids(make_config: Make):
     chains = (Chain("bucket"), Chain(like=("NVIDIA H100",)), Chain(reach=2.0), Chain(reach=math.inf))
     tables += [ConfigTable((one, two), chain=chain) for chain in chains]
     assert len({table.id for table in tables}) == len(tables)
-    # A place that holds nothing decides nothing.
+    # An empty place changes no answer.
     assert ConfigTable((Place("database", []), one, two)).id == tables[0].id
     assert ConfigTable((one, two), chain=Chain(reach=1)).id == tables[0].id
 
@@ -428,9 +428,9 @@ def test_a_neighbour_has_short_sequences_of_the_same_skew(make_config: Make):
     config = even(make_config, "256x1@16383", 2)
     table = ConfigTable.of([config], chain=NEARBY)
     assert ask(table, config, "128x1@16383").source == "neighbour"
-    # As many keys in all, of which one sequence has four times as many as the others.
+    # The same number of keys, but one sequence has four times as many as each other one.
     assert ask(table, config, "1x1@65535,255x1@16190").source == "heuristic"
-    # A batch without short sequences does not mind.
+    # The skew does not matter to a batch without short sequences.
     hybrid = even(make_config, "1x512@16384,1x1@4000,7x1@10", 2)
     table = ConfigTable.of([hybrid], chain=Chain(reach=math.inf))
     assert ask(table, hybrid, "1x512@16384").source == "neighbour"
@@ -439,7 +439,7 @@ def test_a_neighbour_has_short_sequences_of_the_same_skew(make_config: Make):
 @pytest.mark.parametrize(
     ("batch", "other", "source"),
     [
-        # 4 tiles for each multiprocessor, then 16; few keys, of which to cut any costs more; a chunk beside them.
+        # 4 tiles for each SM; 16 tiles; so few keys that splitting them costs more; a chunk beside decode.
         ("64x1@16383", "60x1@16383", "heuristic"),
         ("256x1@16383", "240x1@16383", "bucket"),
         ("64x1@1023", "60x1@1023", "bucket"),
@@ -464,7 +464,7 @@ def test_a_variant_that_splits_kv_answers_before_one_that_never_does(make_config
         answer = ask(ConfigTable.of([config, *others]), config, "62x1@16383")
         assert answer.config is not None
         assert answer.config.batch == batch
-    # To say that nothing is tuned would be false.
+    # A strict chain serves the config, since saying that nothing is tuned would be false.
     for worst, source in (("bucket", "bucket"), ("neighbour", "bucket"), ("heuristic", "heuristic")):
         table = ConfigTable.of([config], chain=Chain(worst))
         assert ask(table, config, "62x1@16383").source == source
