@@ -1,9 +1,9 @@
-"""A serving loop in miniature: continuous batching over a paged KV cache, its attention by HybridAttention.
+"""A small serving loop: continuous batching over a paged KV cache, with attention by HybridAttention.
 
-Requests of different lengths arrive one by one. Each step takes a token of every request that decodes and fills its
-budget with chunks of prompts, so that most batches are hybrid. On a GPU the layers are those of Llama-3-8B (fewer of
-them, with random weights), and steps that only decode replay CUDA graphs; without one the layers are small, and Triton
-interprets the kernels. In the end every token is compared with what eager attention over the whole sequence gives.
+Requests of different lengths arrive one by one. Each step computes one token of every request that decodes and fills
+its budget with chunks of prompts, so that most batches are hybrid. On a GPU the model has four layers of Llama-3-8B
+with random weights, and steps that only decode replay CUDA graphs; without a GPU the layers are small, and Triton
+interprets the kernels. At the end every token is compared with eager attention over the whole sequence.
 
     python examples/decode_loop.py
 """
@@ -26,7 +26,7 @@ if not torch.cuda.is_available():
 from attention_tuner import AttentionSpec, HybridAttention
 
 PAGE_SIZE = 16
-# Attend is called with the layer's number, q, and the layer's new keys and values, one row for each token.
+# attend(layer, q, k, v): attention of one layer, with q and the new keys and values of each token of the step.
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -47,7 +47,7 @@ SMALL = Shapes(64, 4, 2, 32, 128, 256, layers=2, dtype="float32")
 
 
 class Model:
-    """A Llama with random weights: attention and a gated MLP in each layer, rotary positions, RMS norms."""
+    """Llama with random weights: attention and a gated MLP in each layer, rotary positions, RMS norms."""
 
     def __init__(self, shapes: Shapes, device: str) -> None:
         generator = torch.Generator(device).manual_seed(0)
@@ -66,7 +66,7 @@ class Model:
         self.frequencies = 500000.0 ** -(torch.arange(0, s.head_dim, 2, device=device) / s.head_dim)
 
     def logits(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """The logits [num_tokens, vocabulary] of a packed batch of tokens."""
+        """Compute the logits [num_tokens, vocabulary] of a packed batch of tokens."""
         s = self.shapes
         angle = positions[:, None, None] * self.frequencies
         x = self.embedding[tokens] * s.hidden**0.5
@@ -92,24 +92,30 @@ def _rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 @dataclass
 class Request:
     prompt: list[int]
+    # The step at which the request arrives.
     arrival: int
+    # Tokens computed so far.
     tokens: list[int] = field(default_factory=list)
+    # Tokens whose keys and values are in the cache.
     in_cache: int = 0
+    # Pages of the cache that hold them.
     pages: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Inputs:
-    """What a step reads; the tensors of a captured graph keep their places."""
+    """Tensors that a step reads; those of a captured graph keep their addresses."""
 
     tokens: torch.Tensor
+    # Position of each token in its sequence.
     positions: torch.Tensor
+    # Row of the cache that each token's key and value are written to.
     slots: torch.Tensor
     block_table: torch.Tensor
 
     @classmethod
     def empty(cls, num_tokens: int, num_seqs: int, max_pages: int, device: str) -> Inputs:
-        # Rows that no request uses read token 0 and write to page 0, which is no request's.
+        # Unused rows read token 0 and write to page 0, which belongs to no request.
         rows = (torch.zeros(num_tokens, dtype=torch.int64, device=device) for _ in range(3))
         return cls(*rows, torch.zeros(num_seqs, max_pages, dtype=torch.int32, device=device))
 
@@ -133,7 +139,7 @@ class Engine:
         self.steps = {"hybrid": 0, "decode": 0, "replayed": 0}
 
     def step(self, running: list[Request]) -> None:
-        """Compute a token of each request that decodes and chunks of the prompts of the others."""
+        """Compute one token of each request that decodes, and chunks of the prompts of the others."""
         batch: list[tuple[Request, int]] = []
         left = self.budget
         for request in sorted(running, key=lambda request: len(request.tokens) == 0):
@@ -164,7 +170,7 @@ class Engine:
                 request.tokens.append(token)
 
     def _fill(self, inputs: Inputs, batch: list[tuple[Request, int]]) -> None:
-        """Write the step's tokens, where they stand in their sequences and in the cache, and the pages of each."""
+        """Write the step's tokens, their positions in the sequences and in the cache, and each sequence's pages."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -191,7 +197,7 @@ class Engine:
         return self.model.logits(inputs.tokens, inputs.positions, attend)
 
     def _captured(self) -> dict[int, tuple]:
-        """A graph of a decoding step for each power of two of sequences, with its plan and its tensors."""
+        """Capture a graph of a decode step for each power of two of sequences: plan, graph, inputs and logits."""
         graphs: dict[int, tuple] = {}
         for size in (1 << n for n in reversed(range(self.max_seqs.bit_length()))):
             inputs = Inputs.empty(size, size, self.max_pages, self.model.device)
@@ -205,7 +211,7 @@ class Engine:
 
 
 def serve(engine: Engine, requests: list[Request], num_new: int) -> None:
-    """Run `requests`, each from the step that it arrives at, until all have `num_new` tokens."""
+    """Run `requests`, each from the step of its arrival, until all have `num_new` tokens."""
     waiting, running, step = sorted(requests, key=lambda request: request.arrival), [], 0
     while waiting or running:
         while waiting and waiting[0].arrival <= step and len(running) < engine.max_seqs:
@@ -219,7 +225,7 @@ def serve(engine: Engine, requests: list[Request], num_new: int) -> None:
 
 
 def eager(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention of one whole sequence in float32."""
+    """Compute causal attention of one whole sequence in float32."""
     group = q.shape[1] // k.shape[1]
     k, v = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * q.shape[-1] ** -0.5
@@ -228,13 +234,13 @@ def eager(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Te
 
 
 def compare(model: Model, request: Request) -> tuple[int, int]:
-    """How many tokens are the ones that eager attention chooses, and how many are as likely up to rounding."""
+    """Count the tokens that eager attention chooses too, and those that it finds as likely up to rounding."""
     known = torch.tensor(request.prompt + request.tokens, device=model.device)
     logits = model.logits(known[:-1], torch.arange(len(known) - 1, device=model.device), eager)
     logits = logits[len(request.prompt) - 1 :].float()
     chosen = logits.gather(1, known[len(request.prompt) :, None])[:, 0]
     best = logits.max(-1).values
-    # Two tokens are told apart by what the dtype and a few layers round, which the spread of the logits scales.
+    # Logits differ by the rounding of the dtype in each layer, in proportion to their spread.
     tolerance = (8 * torch.finfo(getattr(torch, model.shapes.dtype)).eps) * logits.std(-1) * model.shapes.layers
     return int((chosen == best).sum()), int((chosen >= best - tolerance).sum())
 

@@ -78,10 +78,10 @@ def _gpu(device: torch.device) -> Gpu:
 
 
 class Launchers:
-    """The launchers of one layer, for steps of at most `limits`: sequences and query tokens.
+    """Launchers of one layer: one for each variant that `choose` gives, and one for each captured graph.
 
-    One for each variant that `choose` gives, and one for each captured graph. With `batch_invariant` all steps have
-    one variant, and keys are cut without regard to other sequences.
+    `limits` are the most sequences and query tokens of a step. With `batch_invariant` all steps have one variant, and
+    keys are cut without regard to other sequences. All launchers share one workspace.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Launchers:
         self._usual = self._usual_bucket() if batch_invariant else None
 
     def eager(self, step: Lengths, return_lse: bool) -> Launcher:
-        """The launcher for a step, kept by its variant, with room for it."""
+        """Launcher for a step, with room for it. It is kept for later steps of its variant."""
         variant = self._variant(step, return_lse)
         launcher = self._eager.get(variant) or self._make(variant, exact_grid=True)
         longest = step.longest_kv if self._usual else 0
@@ -108,13 +108,13 @@ class Launchers:
             launcher.reserve(min(seqs, self._max_seqs), min(tokens, self._max_tokens), self.place.device,
                              max(launcher.longest_kv, next_power_of_two(longest)))
             if self.workspace.generation != before:
-                # The others would keep the memory that was outgrown.
+                # The other launchers would keep the old, smaller workspace alive.
                 self._eager.clear()
         self._eager[variant] = launcher
         return launcher
 
     def for_graph(self, largest: Lengths, return_lse: bool) -> Launcher:
-        """A new launcher with room for every step that is no larger than `largest`."""
+        """Make a launcher with room for every step that is no larger than `largest`."""
         launcher = self._make(self._variant(largest, return_lse), exact_grid=False)
         launcher.reserve(largest.num_seqs, largest.num_tokens, self.place.device, largest.longest_kv)
         return launcher
@@ -139,6 +139,7 @@ class Launchers:
                            f"{self.place.gpu.name}, with pages of {self._page_size}")
 
     def _usual_bucket(self) -> BatchBucket:
+        """Bucket of a usual batch, cut to the limits, for which a batch-invariant attention's variant is chosen."""
         seqs = min(USUAL_SEQS, self._max_seqs, self._max_tokens)
         chunk = min(USUAL_CHUNK, self._max_tokens - (seqs - 1))
         first = chunk if chunk > SHORT_QUERY else 1
@@ -146,9 +147,9 @@ class Launchers:
 
 
 class Step:
-    """Planned step.
+    """Planned step: lengths, and the launcher that is planned for them.
 
-    A template that writes no log-sum-exp gets a second launcher, of one that does, when the first is asked for.
+    Where its template writes no log-sum-exp, a launcher of another template is planned when one is first needed.
     """
 
     def __init__(self, launchers: Launchers, lengths: Lengths) -> None:
