@@ -183,7 +183,7 @@ def read(path: Path) -> tuple[set[str], set[str]]:
         warnings.simplefilter("error")
         for index, task in enumerate(TASKS):
             setting = Setting(task.spec, task.batch, task.page_size, INTERPRETER, regime)
-            records = store.reusable_trials(setting, environment)
+            records = store.known_trials(setting, environment).reusable
             trials |= {f"{index} {record.outcome.variant.key()}" for record in records}
         batches = [str(task.batch) for task in TASKS]
         return trials, {f"{batches.index(config.batch)} {config.batch}" for config in store.best_configs()}

@@ -179,7 +179,7 @@ def fill(store: Store, count: int, seed: int) -> None:
     """Store trials of new variants until there are `count`."""
     setting = Setting(TASK.spec, TASK.batch, TASK.page_size, GPU, Regime("graph"))
     run_id = store.start_run({})
-    tried = {trial.outcome.variant for trial in store.reusable_trials(setting, environment)}
+    tried = {trial.outcome.variant for trial in store.known_trials(setting, environment).reusable}
     valid = [v for v in survey(TASK.spec, BatchBucket.of(TASK.batch), TASK.page_size, GPU).valid if v not in tried]
     present = functools.cache(environment)
     for variant in random.Random(seed).sample(valid, count - len(tried)):

@@ -158,10 +158,6 @@ class Store:
                 outdated[reason] += 1
         return KnownTrials(list(latest.values()), outdated)
 
-    def reusable_trials(self, setting: Setting, environment_of: EnvironmentOf) -> list[TrialRecord]:
-        """The reusable ones of `known_trials`."""
-        return self.known_trials(setting, environment_of).reusable
-
     def trials(self, spec: AttentionSpec, page_size: int, gpu: Gpu, batch: str | None = None) -> list[TrialRecord]:
         """The trials of a layer, page size and, if given, batch on GPUs of this name and number of SMs, oldest first.
 

@@ -104,7 +104,7 @@ class Configs:
         for where in self._databases:
             with Store.open(where, create=False) as store:
                 setting = Setting(task.spec, task.batch, task.page_size, gpu, GRAPH)
-                trials = store.reusable_trials(setting, environment)
+                trials = store.known_trials(setting, environment).reusable
             for outcome in (trial.outcome for trial in trials):
                 if not isinstance(outcome, Timed) or why_invalid(outcome.variant, task.spec, gpu):
                     continue

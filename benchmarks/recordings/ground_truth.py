@@ -69,7 +69,8 @@ def recording_of(grid: Grid, gpu: Gpu, store: Store, regime: Regime, environment
     trials: dict[Task, dict[Variant, Recorded]] = {}
     moments: list[str] = []
     for task, variants in grid_tasks(grid, gpu).items():
-        stored = {r.outcome.variant: r for r in store.reusable_trials(setting_of(task, gpu, regime), environment_of)}
+        known = store.known_trials(setting_of(task, gpu, regime), environment_of)
+        stored = {r.outcome.variant: r for r in known.reusable}
         found = {variant: stored[variant] for variant in variants if variant in stored}
         moments += [record.measured_at for record in found.values()]
         trials[task] = {v: costs.recorded(task, record) for v, record in found.items()}

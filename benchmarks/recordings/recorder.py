@@ -94,7 +94,7 @@ class Recorder:
 
     def _untried(self, task: Task, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
         run = self.run
-        stored = run.store.reusable_trials(setting_of(task, run.gpu, run.regime), run.executor.environment_of)
+        stored = run.store.known_trials(setting_of(task, run.gpu, run.regime), run.executor.environment_of).reusable
         tried = {record.outcome.variant for record in stored}
         for record in stored:
             self._learn(task, record.outcome)

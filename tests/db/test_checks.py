@@ -162,7 +162,7 @@ def test_a_trial_whose_variant_failed_is_reused_as_wrong(store: Store, make_tria
     store.add_trial(other)
     check = FullCheck(setting.spec, timed.outcome.variant, setting.gpu.name, timed.environment, (FAILED,), "2026")
     store.put_full_check(check, replace(check, variant=other.outcome.variant))
-    first, second = store.reusable_trials(setting, lambda template, gpu: timed.environment)
+    first, second = store.known_trials(setting, lambda template, gpu: timed.environment).reusable
     assert second == other
     assert isinstance(first.outcome, Wrong)
     assert not first.outcome.check.passed

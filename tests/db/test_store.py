@@ -149,7 +149,7 @@ def test_another_process_sees_a_trial_at_once(store: Store, make_trial: Callable
     assert store.start_run({"seed": 1}) == 2
     store.add_trial(make_trial(run_id=2))
     with Store.open(store.name, create=False) as reader:
-        assert reader.reusable_trials(setting, now) == [make_trial(run_id=2)]
+        assert reader.known_trials(setting, now).reusable == [make_trial(run_id=2)]
         assert reader.trial_counts() == {"timed": 1}
 
 
@@ -169,7 +169,7 @@ def test_the_latest_trial_of_each_variant_is_reused(store: Store, make_trial: Ca
     again = make_trial(Failed(variant, "time", "hung"), run_id=run)
     for record in (first, *map(make_trial, others), again):
         store.add_trial(record)
-    assert store.reusable_trials(setting, now) == [*map(make_trial, others), again]
+    assert store.known_trials(setting, now).reusable == [*map(make_trial, others), again]
     assert store.trial_counts() == {"timed": 1, "wrong": 1, "failed": 2, "skipped": 1}
     assert store.failure_counts() == {
         ("wrong", "", "wrong result"): 1, ("failed", "compile", "no"): 1, ("failed", "time", "hung"): 1,
@@ -209,9 +209,9 @@ def test_trials_of_another_setting_are_not_reused(store: Store, make_trial: Call
     store.start_run({})
     store.add_trial(make_trial())
     other = replace(setting, **change)
-    assert store.reusable_trials(other, now) == []
+    assert store.known_trials(other, now).reusable == []
     assert store.known_trials(other, now).outdated == {}
-    assert len(store.reusable_trials(setting, now)) == 1
+    assert len(store.known_trials(setting, now).reusable) == 1
 
 
 def test_outdated_trials_are_counted_by_reason(store: Store, make_trial: Callable[..., TrialRecord], setting: Setting):
@@ -300,7 +300,7 @@ def test_a_poisoned_row_is_set_aside_and_named(store: Store, make_config: Callab
         assert store.best_configs() == []
     execute(Path(store.name), "UPDATE trials SET samples_ms = '[0.2,', plan_ms = 'long' WHERE id = 2")
     with pytest.warns(UserWarning, match=r"row 2 of table trials"):
-        assert store.reusable_trials(setting, now) == [make_trial()]
+        assert store.known_trials(setting, now).reusable == [make_trial()]
 
 
 # Several at once

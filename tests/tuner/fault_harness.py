@@ -87,7 +87,7 @@ class Faulty:
         regime = Regime("interpreter" if self.gpu.is_interpreter else "graph")
         setting = Setting(TASK.spec, TASK.batch, TASK.page_size, self.gpu, regime)
         with Store.open(self.path, create=False) as store:
-            return {r.outcome.variant: r.outcome for r in store.reusable_trials(setting, environment)}
+            return {r.outcome.variant: r.outcome for r in store.known_trials(setting, environment).reusable}
 
     def check_blame(self, result: TaskResult, stage: str, reason: str) -> None:
         """The faulty variant failed at `stage` because of `reason`; later ones were timed, and the fastest won."""

@@ -37,7 +37,7 @@ def won(bench: Bench, variant: Variant, batch: str = "64x1@9000", ms: float = 1.
 
 def trials(bench: Bench, task: Task) -> dict[Variant, object]:
     setting = Setting(task.spec, task.batch, task.page_size, GPU, Regime("graph"))
-    found = bench.store.reusable_trials(setting, bench.executor.environment_of)
+    found = bench.store.known_trials(setting, bench.executor.environment_of).reusable
     return {record.outcome.variant: record.outcome for record in found}
 
 

@@ -80,7 +80,7 @@ def test_each_variant_is_measured_once_and_stored_with_what_the_compiler_said(be
     search = searched(bench)
     assert len(bench.worker.measured) == len(set(bench.worker.measured)) == 20
     setting = Setting(SPEC, TASK.batch, TASK.page_size, GPU, Regime("graph"))
-    records = bench.store.reusable_trials(setting, bench.executor.environment_of)
+    records = bench.store.known_trials(setting, bench.executor.environment_of).reusable
     assert {record.outcome.variant for record in records} == set(bench.worker.measured) == set(search.timed)
     assert all(record.facts == FACTS for record in records)
     assert (search.result.tried, search.result.reused, search.result.outcomes["timed"]) == (20, 0, 20)

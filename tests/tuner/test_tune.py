@@ -41,7 +41,7 @@ def bench(tmp_path: Path) -> Bench:
 
 def stored(bench: Bench, task: Task = TASK) -> list[Outcome]:
     setting = Setting(task.spec, task.batch, task.page_size, GPU, Regime("graph"))
-    return [r.outcome for r in bench.store.reusable_trials(setting, bench.executor.environment_of)]
+    return [r.outcome for r in bench.store.known_trials(setting, bench.executor.environment_of).reusable]
 
 
 def test_the_best_is_found_raced_and_stored(bench: Bench) -> None:
