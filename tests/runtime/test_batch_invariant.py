@@ -116,7 +116,7 @@ def test_a_row_depends_only_on_its_own_sequence(sequence: tuple[int, int]):
         assert attention.variant == variant
 
 
-def test_without_it_other_sequences_show():
+def test_without_the_mode_other_sequences_show():
     attention, sequence = made(SPEC, max_tokens=80), (1, 300)
     alone = found_of(attention, sequence, Batch((sequence,)), 0, "cpu", 0)
     batch = Batch((sequence, *(((1, 390),) * 5)))
@@ -155,7 +155,7 @@ CODE = [
 
 
 @pytest.mark.parametrize("variant", CODE, ids=lambda variant: variant.key())
-def test_what_kernels_are_compiled_with_depends_on_no_batch(variant: Variant, monkeypatch: pytest.MonkeyPatch):
+def test_the_constants_of_kernels_depend_on_no_batch(variant: Variant, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(triton_launchers, "INTERPRETED", False)
     launcher = make_launcher(variant, GPU_SPEC, TARGETS["sm_90"], Settings(fixed_split=FIXED_SPLIT))
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -174,7 +174,7 @@ def test_what_kernels_are_compiled_with_depends_on_no_batch(variant: Variant, mo
     assert len(found) >= 2 or variant.as_dict().get("reduction") == "last_program"
 
 
-# Of every template one that runs layers in float32, where it has any; by name the values of all dimensions.
+# One variant of every template, for a layer in float32 where the template has such layers.
 LAYER = AttentionSpec(32, 8, 64, "float32")
 LAYERS = {"gluon_hopper": dataclasses.replace(LAYER, dtype="float16")}
 VALUES: dict[str, int | str] = {
@@ -246,7 +246,7 @@ def test_on_a_gpu(sequence: tuple[int, int], variant: Variant):
 @pytest.mark.gpu
 @each_balanced_variant
 @each_sequence
-def test_without_it_other_sequences_show_on_a_gpu(sequence: tuple[int, int], variant: Variant):
+def test_without_the_mode_other_sequences_show_on_a_gpu(sequence: tuple[int, int], variant: Variant):
     attention = on_a_gpu(variant)
     alone = found_of(attention, sequence, Batch((sequence,)), 0, "cuda", 0)
     crowd = crowd_around(sequence, random.Random(sequence[0]))
@@ -255,7 +255,7 @@ def test_without_it_other_sequences_show_on_a_gpu(sequence: tuple[int, int], var
 
 @pytest.mark.gpu
 @each_sequence
-def test_what_the_table_chooses_on_a_gpu(sequence: tuple[int, int]):
+def test_the_variant_of_the_table_on_a_gpu(sequence: tuple[int, int]):
     attention = HybridAttention(GPU_SPEC, 16, 2048, 64, batch_invariant=True)
     alone = found_of(attention, sequence, Batch((sequence,)), 0, "cuda", 0)
     found = found_of(attention, sequence, *crowd_around(sequence, random.Random(sequence[0])), "cuda", 0)

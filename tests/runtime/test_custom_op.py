@@ -18,7 +18,7 @@ def test_pytorch_finds_nothing_wrong_with_the_operator(lse: bool):
     attention = HybridAttention(spec, 16, 16, 4)
     attention.plan([9, 1], [5, 40])
     lse_out = None if t.lse is None else torch.zeros_like(t.lse)
-    # What is compared must be equal to itself, and NaN is not.
+    # opcheck compares tensors, and NaN is not equal to itself.
     caches = t.k_cache.nan_to_num(), t.v_cache.nan_to_num()
     arguments = (t.q, *caches, t.block_table, torch.zeros_like(t.q), lse_out, t.sinks, *[None] * 5)
     found = torch.library.opcheck(hybrid_attention_op, (*arguments, attention.handle))

@@ -119,7 +119,7 @@ def test_rows_past_the_batch_are_left_alone():
     assert t.out[2].isnan().all()
 
 
-def test_what_is_not_planned_or_too_small_is_refused():
+def test_runs_without_a_plan_or_with_too_small_tensors_are_refused():
     attention = made()
     t = checker_of("3x1@40").tensors
     with pytest.raises(BatchError, match="nothing is planned: call plan before run"):
@@ -143,7 +143,7 @@ def test_what_is_not_planned_or_too_small_is_refused():
     ((SPEC, 16, 8, True), BatchError, "max_seqs must be a whole number from 1 to 65536, not True"),
     ((SPEC, 16, 8, 2**40), BatchError, "max_seqs must be a whole number from 1 to 65536, not 1099511627776"),
 ])  # fmt: skip
-def test_what_no_attention_can_be_made_of_is_refused_in_a_sentence(arguments: Any, error: Any, message: str):
+def test_arguments_that_make_no_attention_are_refused_in_a_sentence(arguments: Any, error: Any, message: str):
     with pytest.raises(error, match=message):
         HybridAttention(*arguments)
 

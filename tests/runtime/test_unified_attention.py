@@ -121,7 +121,7 @@ def test_as_many_sinks_as_heads_are_needed():
         unified_attention(**call | {"sinks": torch.ones(1)})
 
 
-def test_what_the_default_device_is_makes_no_difference(monkeypatch: pytest.MonkeyPatch):
+def test_the_default_device_makes_no_difference(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_attentions", Attentions())
     call, expected = call_of(MIXED, (8, 2), 64, "cpu", fp8=True)
     with torch.device("meta"):
@@ -169,7 +169,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "more"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_it_does_not_do_is_refused_by_name_and_nothing_is_written(name: str, more: dict[str, Any]):
+def test_unsupported_arguments_are_refused_by_name_and_nothing_is_written(name: str, more: dict[str, Any]):
     call, _ = call_of([(3, 40)], (4, 4), 64, "cpu")
     with pytest.raises(SpecError, match=f"not supported: unified_attention with this '{name}'"):
         unified_attention(**call | more)

@@ -1,4 +1,4 @@
-"""The stand-in on a GPU, called as vLLM's own test calls its function."""
+"""The replacement of vLLM's function on a GPU, called as vLLM's own test calls it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_called_as_vllm_calls_its_function_on_a_gpu(
     call, expected = call_of(seq_lens, num_heads, head_size, "cuda", fp8_queries=fp8_queries,
                              sliding_window=sliding_window, soft_cap=soft_cap, num_blocks=num_blocks,
                              seq_threshold=seq_threshold)  # fmt: skip
-    # As vLLM's test sets it.
+    # vLLM's test sets this default device.
     with torch.device("cuda"):
         unified_attention(**call)
     right(call, expected)

@@ -45,7 +45,7 @@ def test_a_nested_part_lies_over_the_rest(write: Write, part: str) -> None:
     assert (config["head_dim"], config["num_attention_heads"], config["alibi"]) == (128, 8, True)
 
 
-def test_what_an_attn_config_repeats_empty_hides_nothing(write: Write) -> None:
+def test_empty_fields_of_an_attn_config_replace_nothing(write: Write) -> None:
     config = load_config(write(model_type="mpt", torch_dtype="float16",
                                attn_config={"model_type": "", "torch_dtype": None, "alibi": False}))
     assert (config["model_type"], config["torch_dtype"], config["alibi"]) == ("mpt", "float16", False)

@@ -29,7 +29,7 @@ def test_a_name_comes_before_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert find("mine.json", "suites", "suite").resolve() == (tmp_path / "mine.json").resolve()
 
 
-def test_what_is_not_found_is_answered_with_what_is_known() -> None:
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ModelError, match=r"called 'decod' \(did you mean 'decode'\?\); known are decode, hopper13"):
         find("decod", "suites", "suite")
     with pytest.raises(ModelError, match=r"no suite and no file is called '/nowhere/x.json'; known are"):

@@ -196,7 +196,7 @@ def test_heads_of_other_architectures(write: Write, changes: dict[str, Any], hea
         ({"sliding_window": 32, "layer_types": ["full_attention", "sliding_attention"]}, [None, 32]),
     ],
 )
-def test_which_layers_slide(write: Write, changes: dict[str, Any], windows: list[int | None]) -> None:
+def test_layers_with_a_sliding_window(write: Write, changes: dict[str, Any], windows: list[int | None]) -> None:
     assert [layer.sliding_window for layer in model_layers(write(**changes))] == windows
 
 
