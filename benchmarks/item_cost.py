@@ -1,4 +1,4 @@
-"""The cost of an item of the work list beside its keys, and of a key in a long tile and in a short one.
+"""The cost of a work list's item beside its keys, and of a key in a long and in a short tile.
 
 The plan cuts keys so that items cost the same, where a key of a long tile counts `long_weight`. Here the same keys are
 cut into more and more items. In a line through the times over the items of each SM, the slope is the cost of an item,

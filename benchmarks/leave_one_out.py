@@ -1,4 +1,4 @@
-"""The loss of a lookup for shapes that are not tuned: each tuned shape is left out in turn, and its answer timed.
+"""The loss of a lookup for shapes that are not tuned, found by leaving out each tuned shape in turn.
 
 Times are those of the trials in the databases of `--db`, or of the tasks of a `--recording`, which holds every variant
 of its grid; with `--measure` on a GPU, the answer, the best known variant and the default are raced. There is a row for

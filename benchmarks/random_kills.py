@@ -50,7 +50,7 @@ class Tally:
     """Counts over some rounds."""
 
     rounds: int = 0
-    # By what was killed, and by the kind of moment.
+    # Counts of kills by victim, and by kind of moment.
     kills: Counter[str] = field(default_factory=Counter[str])
     moments: Counter[str] = field(default_factory=Counter[str])
     # Stored trials, and those that a kill interrupted.

@@ -65,11 +65,11 @@ class Comparison:
     is_mixed: bool = False
 
     def slowdown(self, size: PageSize) -> float:
-        """How much slower `size` is than the fastest of the sizes, as a share, by their geometric means."""
+        """The slowdown of `size` against the fastest size, as a share, by their geometric means."""
         return size.mean_ms / min(each.mean_ms for each in self.sizes) - 1
 
     def recommended(self, within: float) -> PageSize:
-        """Of the sizes at most `within` percent slower than the fastest, the one that loses the least memory."""
+        """The size that loses the least memory among those at most `within` percent slower than the fastest."""
         eligible = [size for size in self.sizes if self.slowdown(size) <= within / 100]
         return min(eligible, key=lambda size: (size.lost_bytes, size.mean_ms))
 

@@ -54,7 +54,7 @@ class TunedShape:
         return Batch.parse(self.best.batch)
 
     def loss(self, variant: Variant) -> float | None:
-        """How much slower `variant` is than the best, as a share; None if it was not timed here.
+        """The slowdown of `variant` against the best, as a share; None if it was not timed here.
 
         Both times are of trials, which share one stopwatch. The winner of a decided race has no loss.
         """

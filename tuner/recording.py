@@ -54,7 +54,7 @@ class Recorded:
     """
 
     outcome: Outcome
-    # What the compiler reported, None without compiled code.
+    # The compiler's report, None without compiled code.
     facts: StaticFacts | None = None
     # Seconds of one core to compile the code, once for all variants that share it.
     compile_s: float = 0.0

@@ -37,7 +37,7 @@ class Replayed:
 
     @property
     def loss(self) -> float | None:
-        """How much slower the best config is than the optimum, as recorded, as a share; None without either."""
+        """The recorded slowdown of the best config against the optimum, as a share; None without either."""
         best, optimum = self.result.best, self.optimum
         kept = best and self.recording.outcome(self.result.task, best.variant)
         if not isinstance(kept, Timed) or optimum is None:

@@ -72,7 +72,7 @@ class Peer:
     """A kernel of another project."""
 
     name: str
-    # What it reads, and what is left out of its time.
+    # The data that it reads, and the work left out of its time.
     given: str
     # Imports it; raises `MissingError`.
     load: Callable[[Places], Loaded]

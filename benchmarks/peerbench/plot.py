@@ -27,7 +27,7 @@ def plot(results: Results, path: Path) -> None:
     for axis, page in zip(axes[0], pages, strict=False):
         cells = [cell for cell in results.cells.values() if cell.page_size == page]
         for index, name in enumerate(names):
-            # Of several runs the last one counts, as in the tables.
+            # The last of several runs counts, as in the tables.
             last = [{entry.name: median_ms(entry) for entry in cell.entries if median_ms(entry)} for cell in cells]
             places = [(times[name] / cells[row].floor_ms, row) for row, times in enumerate(last) if name in times]
             if places:

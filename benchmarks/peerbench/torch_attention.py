@@ -21,7 +21,7 @@ from attention_tuner.kernel_templates.task import Task
 
 from .contender import Contender, Loaded, MissingError, Peer, Places, RefusedError, gathered, reason_of, starts_of
 
-# Of free memory, what copies of one set of tensors may take.
+# The share of free memory that copies of one set of tensors may take.
 MOST_OF_FREE = 0.5
 
 

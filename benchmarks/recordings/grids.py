@@ -36,7 +36,7 @@ class GridPart:
 
     page_size: int
     batches: tuple[Batch, ...]
-    # Of each template, the values to try of every dimension.
+    # By template, the values to try of every dimension.
     templates: Mapping[str, Values]
 
     def variants(self, spec: AttentionSpec, batch: Batch, gpu: Gpu) -> tuple[Variant, ...]:

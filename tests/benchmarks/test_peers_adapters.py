@@ -36,7 +36,7 @@ def task(batch: Batch = HYBRID) -> Task:
 
 
 def passes(contender: Contender) -> bool:
-    """Whether a contender's output is right, as the bench judges it."""
+    """True if a contender's output is right, as the bench judges it."""
     checker = Checker(SPEC, contender.batch, PAGE_SIZE, "cpu")
     tensors = checker.tensors
     for cache in (tensors.k_cache, tensors.v_cache):

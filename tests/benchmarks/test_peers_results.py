@@ -1,4 +1,4 @@
-"""What a results file comes to: ratios, the best peer, geometric means, tables and the picture."""
+"""The summary of a results file: ratios, the best peer, geometric means, tables and the picture."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from attention_tuner.tuner.simulated import NOT_RECORDED
 
 RECORDING = small_recording()
 ALL = 54
-# How far from the optimum searches without leads may end after so many trials, each and on average over the seeds.
+# The loss after so many trials that a search without leads may have, at most and on average over the seeds.
 TRIALS, SEEDS, TOLERATED, TOLERATED_MEAN = 120, 2, 0.02, 0.005
 
 
@@ -136,7 +136,7 @@ def test_every_recording_that_ships_can_be_searched() -> None:
 
 
 def finals(recording: Recording, task: Task, sampler: str, seeds: int) -> list[float]:
-    """How many times slower than the optimum the best of so many trials is, by seed, without any lead."""
+    """The ratio of the best of so many trials to the optimum, by seed, in searches without leads."""
     optimum = recording.optimum(task)
     assert optimum is not None
     found: list[float] = []

@@ -27,13 +27,13 @@ NUMBER = "number"
 # The states of a candidate; a bad one violated a constraint.
 FREE, PENDING, TIMED, BAD = range(4)
 
-# So many trials end before candidates are ranked; until then, templates take turns.
+# Candidates are ranked once so many trials have ended; until then, templates take turns.
 FEWEST = 10
 # One choice in so many goes to the variations of the best candidate so far.
 POLISH_EVERY = 2
 # The process is fitted again once the ended trials have grown by this share.
 GROWTH = 0.05
-# Of more free candidates, so many are drawn and ranked until the next fit, beside the variations of the best few.
+# If more candidates are free, so many are drawn and ranked until the next fit, beside variations of the best few.
 MOST_RANKED = 10_000
 FEW = 8
 # Logarithms of the rates before the first fit: along a dimension of the variant, and towards other batches.
@@ -61,13 +61,13 @@ class KrigingSampler(BaseSampler):
 
     def __init__(self, codes: Codes, seed: int = 0) -> None:
         self.codes = codes
-        # Of each candidate, its state, and its value if it is timed.
+        # The state of each candidate, and its value if it is timed.
         self.state = np.full(len(codes), FREE, np.int8)
         self.values = np.zeros(len(codes))
         self._random = np.random.default_rng(seed)
         self._x = _coordinates(codes)
         self._process = GaussianProcess(np.append(np.full(self._x.shape[1] - 1, LOG_RATE), LOG_RATE_ELSEWHERE))
-        # Of each candidate, the expected logarithm of its time's ratio to the best; `_expected` are the rows in use.
+        # The expected logarithm of each candidate's ratio to the best; `_expected` are the rows in use.
         self._ratios = np.full(len(codes), np.nan)
         self._expected = np.empty(0, np.intp)
         self._trials_read = 0

@@ -53,7 +53,7 @@ def test_a_grid_is_all_valid_combinations_settled_for_the_batch(tmp_path: Path) 
     for variant in (*of_decode, *of_prefill):
         assert why_invalid(variant, small.spec, H200) is None
         named = SMALL["parts"][0]["templates"][variant.template]
-        # What is not named has its first choice.
+        # Dimensions that are not named have their first choice.
         rest = {d.name: d.choices[0] for d in template_of(variant).dimensions if d.name not in named and not d.part}
         assert rest.items() <= variant.as_dict().items()
 

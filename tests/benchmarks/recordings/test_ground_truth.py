@@ -30,7 +30,7 @@ REGIME = Regime("graph")
 
 def test_every_task_of_a_grid_has_its_variants() -> None:
     tasks = grid_tasks(SMALL, GPU)
-    # Of `fused`, the decode batch has one body, so that the tiles of the long one do not tell variants apart.
+    # On a decode batch `fused` has one body, so that variants which differ in the long tiles are the same.
     assert {(str(t.batch), t.page_size): len(v) for t, v in tasks.items()} == {
         ("2x1@48", 16): 8 + 2, ("1x16@32,2x1@40", 16): 8 + 4, ("2x1@48", 32): 8}  # fmt: skip
 

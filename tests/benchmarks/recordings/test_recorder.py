@@ -50,7 +50,7 @@ def test_every_variant_is_measured_once_and_every_code_compiled_once(bench: Benc
         repr((task, variant)) for task, variants in TASKS.items() for variant in variants)  # fmt: skip
     codes = [code_of(job.variant) for job in bench.pool.submitted]
     assert len(codes) == len(set(codes)) == len({code_of(v) for variants in TASKS.values() for v in variants})
-    # What the tasks share is made before.
+    # The shared inputs are made first.
     assert [type(job) for job in bench.worker.jobs[:3]] == [PrepareJob] * 3
     assert f"{len(codes)} codes to compile for {TRIALS} trials; 0 of {TRIALS} are stored" in told[0]
     assert f"{TRIALS} trials made ({TRIALS} timed), 0 missing" in told[-1]

@@ -15,7 +15,7 @@ from attention_tuner.tuner.processes.process import EXCEEDED
 from attention_tuner.tuner.recording import Recorded
 
 RECORDING = small_recording()
-# What https://github.com/odgaard/TuningSchema, branch T4, results-schema.json asks of a result.
+# From https://github.com/odgaard/TuningSchema, branch T4, results-schema.json.
 NUMBER, TEXT, LIST, OBJECT = ({"type": name} for name in ("number", "string", "array", "object"))
 MEASUREMENT = {"type": "object",
                "properties": {"name": TEXT, "value": {"type": ["number", "string", "array"]}, "unit": TEXT}}
