@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...kernel_templates.gpu import Gpu
-from . import options, request
+from . import options, output, request
 
 if TYPE_CHECKING:
     from ..measure.rates import Rates
@@ -39,7 +39,6 @@ def doctor(
     from ..measure.rates import RatesJob
     from ..processes.compile import triton_cache
     from ..processes.worker import Worker
-    from . import output
 
     machine = examine(default_path() if db is None else db, triton_cache())
     rates = None
@@ -134,8 +133,6 @@ def consequences(machine: Machine) -> Iterator[str]:
 
 def print_machine(machine: Machine, rates: Rates | None) -> None:
     """Write what was found, the measured rates, and the consequences."""
-    from . import output
-
     gpu = machine.gpu
     rows = {
         "python": f"{machine.python} on {machine.system}, {machine.cores} cores",

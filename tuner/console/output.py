@@ -10,25 +10,17 @@ from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.table import Table
-from rich.text import Text
-
-from ...db.lookup.documents import config_to_json
 from ...kernel_templates.batch import Batch
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import BestConfig, Regime, Timing
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ...kernel_templates.variant import Variant
-from ..settings import Listener, Progress, TaskResult
+from ..settings import Listener, Progress, Reason, TaskResult
 from .text import baseline_text, batch_text, grouped, milliseconds, progress_text
 
 if TYPE_CHECKING:
-    from ..settings import Reason
+    from rich.console import Console
 
 # Width of a table without a terminal.
 PLAIN_WIDTH = 120
@@ -42,23 +34,27 @@ _JSON_NAMES = {"timing": "time", "default_timing": "default_time"}
 
 def say(text: str) -> None:
     """Write a line on stdout as it is."""
-    _stdout().print(text, markup=False, highlight=False, soft_wrap=True)
+    _console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
     """Write a line on stderr: progress and warnings, which no program that reads stdout needs."""
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+    _console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Write a table on stdout, as wide as the terminal."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         # A compiler's message may hold what rich would read as markup; a `Text` is shown as it is.
         table.add_row(*map(Text, row))
-    _stdout().print(table)
+    _console().print(table)
 
 
 def print_failures(reasons: Counter[Reason]) -> None:
@@ -87,6 +83,8 @@ def encode(value: object) -> Any:
         case Batch() | Regime():
             return str(value)
         case BestConfig():
+            from ...db.lookup.documents import config_to_json
+
             return {**config_to_json(value), "gpu": asdict(value.gpu), "environment": asdict(value.environment)}
         case Timing():
             return {"median_ms": value.median_ms, "quartiles_ms": value.quartiles_ms, "samples_ms": value.samples_ms,
@@ -129,9 +127,12 @@ class TuneProgress(Listener):
     """Progress of a run on stderr: live on a terminal, elsewhere a line for each new best and every tenth trial."""
 
     def __init__(self, gpu: Gpu, heading: str | None = None, console: Console | None = None) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
         self._gpu = gpu
         self._heading = heading or f"tuning on {gpu.name}" + (f"; {INTERPRETER_NOTE}" if gpu.is_interpreter else "")
-        self._console = console or Console(stderr=True)
+        self._console = console or _console(stderr=True)
         self._bar = Bar(
             TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TextColumn("{task.fields[text]}"),
             TimeRemainingColumn(), console=self._console, disable=not self._console.is_terminal)
@@ -184,6 +185,8 @@ class TuneProgress(Listener):
             self._log(text)
 
 
-def _stdout() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    return console if stderr or console.is_terminal else Console(width=PLAIN_WIDTH)

@@ -12,7 +12,8 @@ import typer
 from ...kernel_templates.batch import Batch
 from ...kernel_templates.errors import InputError
 from ...kernel_templates.spec import AttentionSpec
-from . import options, request
+from . import options, output, request
+from .text import batch_text, counted, milliseconds, percent, size_text, variant_text
 
 if TYPE_CHECKING:
     from ..pages import Comparison
@@ -51,7 +52,6 @@ def portfolio(
       attention-tuner report portfolio --model llama-3-8b --kernels 4
     """
     from ..portfolio import choose, curve, fewest_kernels, groups, leave_one_out
-    from . import output
 
     wanted = layers.specs_or_all()
     with request.open_store(db) as store:
@@ -92,9 +92,6 @@ class Findings:
 
 def print_findings(found: Findings) -> None:
     """Write the curve of kernels against loss, the portfolio, and the losses of shapes left out."""
-    from . import output
-    from .text import counted
-
     group = found.portfolio.group
     output.say(f"{group.gpu.name}, {group.spec.key()}, pages of {group.page_size}, regime {group.regime}")
     output.print_table("kernels against loss", ("kernels", "variants", "shapes", "worst loss", "mean loss", "worst on"),
@@ -113,8 +110,6 @@ def print_findings(found: Findings) -> None:
 
 
 def _left_out_sentence(found: Findings) -> str:
-    from .text import batch_text, counted, percent
-
     losses = found.judged_losses
     worst = max(found.left_out, key=lambda each: each.loss or 0.0)
     by_rule = sum(each.source == "heuristic" for each in found.left_out)
@@ -125,8 +120,6 @@ def _left_out_sentence(found: Findings) -> str:
 
 
 def _curve_row(portfolio: Portfolio) -> tuple[str, ...]:
-    from .text import batch_text, percent
-
     worst = max(portfolio.picks, key=lambda pick: (pick.loss is None, pick.loss))
     return (str(len(portfolio.kernels)), str(portfolio.num_variants), str(len(portfolio.losses)),
             percent(portfolio.worst), percent(portfolio.mean), "" if worst.loss == 0 else batch_text(worst.shape.batch))
@@ -134,8 +127,6 @@ def _curve_row(portfolio: Portfolio) -> tuple[str, ...]:
 
 def pick_row(pick: Pick) -> tuple[str, ...]:
     """Return the row of a table for what serves a shape."""
-    from .text import batch_text, milliseconds, percent, variant_text
-
     batch = batch_text(pick.shape.batch)
     if pick.variant is None:
         return batch, "none of them was timed here", "", percent(None)
@@ -202,7 +193,6 @@ def pages(
       attention-tuner report pages --model llama-3-8b --suite serving
     """
     from ..pages import compare, read_lengths, token_bytes
-    from . import output
 
     counts, named = layers.counts(), set(batches.named())
     sizes = request.page_sizes(page_size) if page_size else ()
@@ -226,8 +216,6 @@ def pages(
 def print_comparison(comparison: Comparison, layers: Mapping[AttentionSpec, int], within: float) -> None:
     """Write what every page size costs on a GPU, and the size that is recommended."""
     from ..pages import token_bytes
-    from . import output
-    from .text import batch_text, counted, milliseconds, percent, size_text
 
     names = " and ".join(f"{counted(count, 'layer')} of {spec.key()}" for spec, count in layers.items())
     output.say(f"{comparison.gpu.name}, regime {comparison.regime}: {names}, {size_text(token_bytes(layers))} a token")

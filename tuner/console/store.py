@@ -11,7 +11,8 @@ import typer
 
 from ...kernel_templates.errors import InputError
 from ...kernel_templates.outcome import BestConfig
-from . import options, request
+from . import options, output, request
+from .text import batch_text, count_list, counted, milliseconds, percent, variant_text
 
 if TYPE_CHECKING:
     from ...db.answer import Answer
@@ -35,9 +36,6 @@ def show(
     Example:
       attention-tuner show --model llama-3-8b --failures
     """
-    from . import output
-    from .text import count_list
-
     wanted = layers.specs_or_all()
     with request.open_store(db) as store:
         configs = request.stored(store.best_configs(), wanted, gpu)
@@ -55,9 +53,6 @@ def show(
 
 def print_configs(configs: Sequence[BestConfig]) -> None:
     """Write a table of best configs for each GPU, layer and regime."""
-    from . import output
-    from .text import batch_text, milliseconds, variant_text
-
     groups: dict[str, list[BestConfig]] = {}
     for each in configs:
         title = f"{each.gpu.name}, {each.shape.spec.key()}, regime {each.timing.regime}"
@@ -97,8 +92,6 @@ def lookup(
       attention-tuner lookup --model llama-3-8b --batch 1x512@16384,63x1@32768 --page-size 16
     """
     from ...db.answer import Chain
-    from . import output
-    from .text import batch_text
 
     # The record refuses a name that is no source.
     chain = Chain(cast("Any", worst), tuple(like or ()))
@@ -123,8 +116,6 @@ def lookup(
 
 def origin_text(answer: Answer) -> str:
     """Return whose config answered, and its times."""
-    from .text import batch_text, milliseconds, percent
-
     config = answer.config
     if config is None:
         return "nothing tuned fits, so the values are chosen by rule"
@@ -166,7 +157,6 @@ def export(
     from ...db.lookup.export import require_format
     from ...db.lookup.merge import Merge, merge_configs
     from ..portfolio import portfolios_of, served_configs
-    from . import output
     from .reports import portfolio_document
 
     require_format(form)
@@ -213,9 +203,7 @@ def export(
 
 
 def _print_portfolios(portfolios: Sequence[Portfolio]) -> None:
-    from . import output
     from .reports import PICKS, pick_row
-    from .text import counted, percent
 
     for each in portfolios:
         output.print_table(f"{each.group.gpu.name}, {each.group.spec.key()}, pages of {each.group.page_size}", PICKS,
@@ -242,7 +230,6 @@ def import_(
     from ...db import Exported, read_configs
     from ...db.engine import is_database
     from ...db.lookup.merge import import_configs
-    from . import output
 
     if is_database(file):
         with request.open_store(file) as other:
@@ -262,9 +249,6 @@ def import_(
 
 def _note_dropped(choices: Sequence[Choice]) -> None:
     """Write on stderr which configs a merge did not keep, and why: the first ones one by one."""
-    from . import output
-    from .text import batch_text
-
     for choice in choices[:DROPPED]:
         config = choice.dropped
         kept = "" if choice.kept is None else f" behind {choice.kept.variant.key()}"

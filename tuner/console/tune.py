@@ -19,7 +19,19 @@ from ...kernel_templates.outcome import JobError
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ..sampling.samplers import DEFAULT_SAMPLER, SAMPLERS, check_sampler
-from . import options, request
+from . import options, output, request
+from .text import (
+    baseline_text,
+    batch_text,
+    count_list,
+    counted,
+    grouped,
+    milliseconds,
+    percent,
+    seconds,
+    total,
+    variant_text,
+)
 
 if TYPE_CHECKING:
     from ..measure.gpu_state import GpuProcess
@@ -98,7 +110,6 @@ def tune(
 def _note_kinds(model: str, tasks: Sequence[Task]) -> None:
     """Name the kinds of a model's layers where there are several: each is tuned."""
     from ...search_spaces.models import kind_of
-    from . import output
 
     specs = list(dict.fromkeys(task.spec for task in tasks))
     if len(specs) > 1:
@@ -109,8 +120,6 @@ def _note_kinds(model: str, tasks: Sequence[Task]) -> None:
 def _forecast(tasks: Sequence[Task], gpu: Gpu, settings: Settings, as_json: bool) -> None:
     from ..costs import assumptions, forecast, total_compiles, total_seconds
     from ..processes.compile import default_processes
-    from . import output
-    from .text import batch_text, seconds
 
     forecasts = [forecast(task, gpu, settings.trials, settings.sampler, settings.seed) for task in tasks]
     processes = default_processes()
@@ -152,7 +161,6 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: _Request) 
     from ..settings import Budget
     from ..tune import refuse
     from ..tune import tune as search
-    from . import output
 
     # Refused before the database is opened, which may create it.
     refuse(tasks, gpu, settings)
@@ -189,7 +197,6 @@ def _foreign(uuid: str | None) -> list[GpuProcess]:
     Called before a worker starts, which would otherwise count as another's process.
     """
     from ..measure.gpu_state import foreign_processes, foreign_sentence
-    from . import output
 
     found = [] if uuid is None else foreign_processes(uuid, {os.getpid()})
     if found:
@@ -201,7 +208,6 @@ def _rates(runner: Runner, deadline: float) -> Rates | None:
     """Measure the peak rates of the GPU; return None where that fails or does not end by `deadline`."""
     from ..measure.rates import RatesJob
     from ..settings import Budget
-    from . import output
 
     try:
         if (left_s := deadline - time.monotonic()) > 0 and runner.ready(left_s):
@@ -215,9 +221,6 @@ def _rates(runner: Runner, deadline: float) -> Rates | None:
 
 def result_document(result: TaskResult, rates: Rates | None) -> dict[str, Any]:
     """Return the JSON object of a task's result, with its share of the floor where the rates are known."""
-    from . import output
-    from .text import grouped
-
     return {**output.encode(replace(result, reasons=grouped(result.reasons))),
             "measured_per_second": result.measured_per_second, "floor_share": _floor_share(result, rates)}
 
@@ -236,9 +239,6 @@ def _floor_share(result: TaskResult, rates: Rates | None) -> float | None:
 
 def print_results(gpu: Gpu, results: Sequence[TaskResult], rates: Rates | None) -> None:
     """Write a table of the best variants, and what the run did."""
-    from . import output
-    from .text import baseline_text, batch_text
-
     columns = ("batch", "page", "best variant", "time", "speed-up", "verdict", *([] if rates is None else ["of floor"]))
     for title, members in _by_layer(gpu, results).items():
         output.print_table(title, columns, [_result_row(result, rates) for result in members])
@@ -265,8 +265,6 @@ def _by_layer(gpu: Gpu, members: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _result_row(result: TaskResult, rates: Rates | None) -> list[str]:
-    from .text import batch_text, milliseconds, variant_text
-
     best, cells = result.best, [batch_text(result.task.batch), str(result.task.page_size)]
     if best is None:
         return [*cells, "none was right and timed", "", "", "", *([] if rates is None else [""])]
@@ -277,8 +275,6 @@ def _result_row(result: TaskResult, rates: Rates | None) -> list[str]:
 
 def _summary(results: Sequence[TaskResult]) -> list[str]:
     """Return the sentences about the trials of a run, its time and what it could not use."""
-    from .text import count_list, counted, seconds, total
-
     wall_s, tried, repeated = (total(results, name) for name in ("seconds", "tried", "repeated"))
     outcomes = sum((result.outcomes for result in results), Counter[str]())
     regimes = dict.fromkeys(str(result.best.timing.regime) for result in results if result.best is not None)
@@ -319,7 +315,6 @@ def _replay(
     """Search the recording called `name`, or at that path, and print how far the results are from its optima."""
     from ..recording import Recording
     from ..replay import replay
-    from . import output
 
     begun = time.monotonic()
     specs = layers.specs_or_all()
@@ -376,8 +371,6 @@ def recorded_tasks(
 
 
 def _not_recorded(what: str, recording: Recording) -> InputError:
-    from .text import batch_text
-
     known = [f"{batch_text(task.batch)} at pages of {task.page_size}" for task in recording.tasks]
     more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
     layers = " and ".join(dict.fromkeys(task.spec.key() for task in recording.tasks))
@@ -396,7 +389,6 @@ def _replayed_document(each: Replayed) -> dict[str, Any]:
 
 def _replayed_row(recording: Recording, each: Replayed) -> tuple[str, ...]:
     from ..replay import near
-    from .text import batch_text, milliseconds, percent
 
     task, loss, after = each.result.task, each.loss, each.within()
     optimum_ms = each.optimum.timing.median_ms if each.optimum else 0.0

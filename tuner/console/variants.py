@@ -17,7 +17,8 @@ from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.task import Task
 from ...kernel_templates.variant import Variant
 from ..measure.jobs import MeasureJob
-from . import options, request
+from . import options, output, request
+from .text import batch_text, count_list, counted, milliseconds, variant_text
 
 if TYPE_CHECKING:
     from ...search_spaces.space import Survey
@@ -48,7 +49,6 @@ def generate(
       attention-tuner generate --model llama-3-8b --batch 1x512@16384,63x1@32768 --gpu sm_90 --limit 5
     """
     from ...search_spaces.space import survey
-    from . import output
 
     if everything and limit is not None:
         raise InputError(f"--all and --limit {limit} exclude each other; give one of them")
@@ -77,9 +77,6 @@ def _by_template(found: Survey) -> Counter[str]:
 
 def print_surveys(gpu: Gpu, surveys: Mapping[Task, Survey], limit: int | None) -> None:
     """Write the valid variants on stdout, one key a line, and the counts on stderr."""
-    from . import output
-    from .text import batch_text, count_list
-
     for task, found in surveys.items():
         output.note(f"{task.spec.key()}, {batch_text(task.batch)}, pages of {task.page_size} on {gpu.name}: "
                     f"{len(found.valid)} valid ({count_list(_by_template(found))}), {found.rejected.total()} rejected"
@@ -221,9 +218,6 @@ def _measure(job: MeasureJob, gpu: Gpu, *, timed: bool, as_json: bool) -> None:
 
 def print_outcome(task: Task, gpu: Gpu, outcome: Timed | Wrong | Failed, *, timed: bool, as_json: bool) -> None:
     """Write the result of checking a variant and, if `timed`, of timing it."""
-    from . import output
-    from .text import batch_text, milliseconds
-
     if as_json:
         document = {"gpu": gpu, **output.encode(task), "outcome": type(outcome).__name__.lower(),
                     **output.encode(outcome)}  # fmt: skip
@@ -272,9 +266,6 @@ def _check_full(
 
 
 def _note_full_checks(subjects: Sequence[Subject]) -> None:
-    from . import output
-    from .text import counted
-
     first = subjects[0]
     output.note(f"full check of {counted(len(subjects), 'variant')}: {first.spec.key()}, "
                 f"pages of {first.variant.page_size}")
@@ -282,9 +273,6 @@ def _note_full_checks(subjects: Sequence[Subject]) -> None:
 
 def print_full_checks(database: str, gpu: Gpu, checks: Sequence[FullCheck], *, as_json: bool) -> None:
     """Write a table of full checks for each layer, every failure, and the cases that were not run."""
-    from . import output
-    from .text import counted
-
     if as_json:
         output.print_json({"database": database, "gpu": gpu, "checks": [
             {**output.encode(each), "page_size": each.variant.page_size, "passed": each.passed,
@@ -311,8 +299,6 @@ def print_full_checks(database: str, gpu: Gpu, checks: Sequence[FullCheck], *, a
 
 
 def _full_check_row(check: FullCheck) -> tuple[str, ...]:
-    from .text import counted, variant_text
-
     result = "passed" if check.passed else "failed"
     if check.passed and check.unrun:
         result += f", {counted(check.unrun, 'case')} not run"

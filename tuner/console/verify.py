@@ -15,7 +15,8 @@ import typer
 from ...kernel_templates.errors import InputError, NothingValidError
 from ...kernel_templates.gpu import Gpu
 from ...kernel_templates.outcome import BestConfig, Regime
-from . import options, request
+from . import options, output, request
+from .text import batch_text, count_list, counted, milliseconds, variant_text
 
 if TYPE_CHECKING:
     from ...db.store import Store
@@ -134,8 +135,6 @@ def _within(settings: Settings, seconds: float) -> Settings:
 def print_verified(database: str, gpu: Gpu, found: Sequence[Verified], fresh: int, *, as_json: bool) -> None:
     """Write the state of each winner that was raced; `fresh` others needed no race."""
     from ..verify import CHANGED
-    from . import output
-    from .text import count_list, counted
 
     states = Counter(each.state for each in found)
     retuned = sum(each.retuned is not None for each in found)
@@ -159,8 +158,6 @@ def print_verified(database: str, gpu: Gpu, found: Sequence[Verified], fresh: in
 
 
 def _verified_row(each: Verified) -> tuple[str, ...]:
-    from .text import batch_text, milliseconds, variant_text
-
     now = fastest = retuned = ""
     if each.timing is not None and each.ratio is not None:
         now = f"{milliseconds(each.timing.median_ms)} ({each.ratio - 1:+.1%})"
@@ -174,10 +171,8 @@ def _verified_row(each: Verified) -> tuple[str, ...]:
 
 
 def _verified_document(each: Verified) -> dict[str, Any]:
-    from .output import encode
-
     return {
-        **encode(each.task), "variant": each.config.variant, "state": each.state,
+        **output.encode(each.task), "variant": each.config.variant, "state": each.state,
         "before_ms": each.config.timing.median_ms, "now_ms": each.timing and each.timing.median_ms, "ratio": each.ratio,
         "fastest": each.fastest, "fastest_ms": each.fastest_ms, "retuned": each.retuned and each.retuned.variant,
         "retuned_ms": each.retuned and each.retuned.timing.median_ms,
