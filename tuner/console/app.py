@@ -14,7 +14,6 @@ from typer.main import get_command
 from ... import __version__
 from ...kernel_templates.errors import InputError, TunerError
 from . import machine, reports, store, tune, variants, verify
-from .options import with_options
 
 PROGRAM = "attention-tuner"
 INTERRUPTED = 130
@@ -51,9 +50,9 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     machine.doctor,
 )
 for command in _COMMANDS:
-    app.command(name=command.__name__.rstrip("_"))(with_options(command))
+    app.command(name=command.__name__.rstrip("_"))(command)
 for command in (reports.portfolio, reports.pages):
-    report_app.command()(with_options(command))
+    report_app.command()(command)
 app.add_typer(report_app, name="report")
 
 

@@ -23,6 +23,7 @@ PACKAGES = ("torch", "triton", "optuna", "sqlalchemy", "numpy")
 _MISSING = "missing"
 
 
+@options.command
 def doctor(
     measure: Annotated[bool, typer.Option(
         "--measure", help="Measure the GPU's read bandwidth and matmul rate.")] = False,

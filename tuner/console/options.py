@@ -28,21 +28,21 @@ TRIALS_WITHOUT_GPU = 12
 SECONDS_WITHOUT_GPU = 120.0
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command for typer of `command`: each parameter that is a group below becomes the options of the group."""
-    hints = get_type_hints(command, include_extras=True)
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make `function` a command for typer: each parameter that is a group below becomes the options of the group."""
+    hints = get_type_hints(function, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
+    for parameter in inspect.signature(function).parameters.values():
         group = groups.get(parameter.name)
         members = () if group is None else inspect.signature(group, eval_str=True).parameters.values()
         parameters += members or (parameter.replace(annotation=hints[parameter.name]),)
 
-    @functools.wraps(command)
+    @functools.wraps(function)
     def run(**given: Any) -> None:
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        command(**given)
+        function(**given)
 
     keyword_only = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     run.__signature__ = inspect.Signature(keyword_only)  # pyright: ignore[reportAttributeAccessIssue]

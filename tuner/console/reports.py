@@ -29,6 +29,7 @@ PAGE_PERCENT = 3.0
 PICKS = ("batch", "variant", "time", "loss")
 
 
+@options.command
 def portfolio(
     layers: options.Layers,
     gpu: options.StoredGpu = None,
@@ -167,6 +168,7 @@ def _sizes(portfolio: Portfolio) -> dict[str, Any]:
             "worst_loss": portfolio.worst, "mean_loss": portfolio.mean}
 
 
+@options.command
 def pages(
     layers: options.Layers,
     batches: options.Batches,

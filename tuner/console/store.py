@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DROPPED = 10
 
 
+@options.command
 def show(
     layers: options.Layers,
     gpu: options.StoredGpu = None,
@@ -65,6 +66,7 @@ def print_configs(configs: Sequence[BestConfig]) -> None:
         ) for each in members])  # fmt: skip
 
 
+@options.command
 def lookup(
     layers: options.Layers,
     batches: options.Batches,
@@ -128,6 +130,7 @@ def origin_text(answer: Answer) -> str:
     return text + ("; stale: measured with another kernel source, Triton or driver" if answer.stale else "")
 
 
+@options.command
 def export(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; the folder for --format folder.")],
     gpu: options.StoredGpu = None,
@@ -171,14 +174,8 @@ def export(
         if portfolio is not None:
             found = served_configs(store, portfolios)
         name = store.name
-    if not found:
-        of = "" if gpu is None else f" of GPU {gpu!r}"
-        raise InputError(f"database {name!r} holds no best config{of}, so {file!r} was not written; tune first")
-    configs = [config for config in found if provisional or config.full_check]
+    configs = _exportable(found, name, file, gpu, provisional)
     left_out = len(found) - len(configs)
-    if not configs:
-        raise InputError(f"none of the {left_out} best configs of database {name!r} has passed the full check, so "
-                         f"{file!r} was not written; run check --full --best, or add them with --provisional")
     result = merge_configs(configs, held) if merge else Merge(configs, [])
     written = result.configs
     if not written:
@@ -202,6 +199,20 @@ def export(
         output.note(f"{quick} of the configs are provisional: they have passed only the quick check")
 
 
+def _exportable(
+    found: Sequence[BestConfig], database: str, file: str, gpu: str | None, provisional: bool
+) -> list[BestConfig]:
+    """Return the configs that may be exported. Raises `InputError` where there is none."""
+    if not found:
+        of = "" if gpu is None else f" of GPU {gpu!r}"
+        raise InputError(f"database {database!r} holds no best config{of}, so {file!r} was not written; tune first")
+    configs = [config for config in found if provisional or config.full_check]
+    if not configs:
+        raise InputError(f"none of the {len(found)} best configs of database {database!r} has passed the full check, "
+                         f"so {file!r} was not written; run check --full --best, or add them with --provisional")
+    return configs
+
+
 def _print_portfolios(portfolios: Sequence[Portfolio]) -> None:
     from .reports import PICKS, pick_row
 
@@ -212,6 +223,7 @@ def _print_portfolios(portfolios: Sequence[Portfolio]) -> None:
                    f"{percent(max(each.losses, default=None))}, mean {percent(each.mean)}")
 
 
+@options.command
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="An export in any format, or another database.")],
     merge: Annotated[bool, typer.Option(

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 LISTED = 8
 
 
+@options.command
 def tune(
     layers: options.Layers,
     batches: options.Batches,

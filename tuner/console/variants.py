@@ -31,6 +31,7 @@ PRINTED = 20
 STORED_FROM = ("exact", "bucket")
 
 
+@options.command
 def generate(
     layers: options.Layers,
     batches: options.Batches,
@@ -87,6 +88,7 @@ def print_surveys(gpu: Gpu, surveys: Mapping[Task, Survey], limit: int | None) -
             output.say(variant.key())
 
 
+@options.command
 def check(
     layers: options.Layers,
     batch: options.OneBatch = None,
@@ -132,6 +134,7 @@ def check(
     _check_full(on, specs, subjects, seed, (db, json))
 
 
+@options.command
 def bench(
     layers: options.Layers,
     clock: options.Clock,

@@ -28,6 +28,7 @@ MOVED_STATUS = 3
 UNDECIDED_STATUS = 4
 
 
+@options.command
 def verify(
     layers: options.Layers,
     search: options.Search,
