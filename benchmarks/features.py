@@ -27,6 +27,7 @@ from attention_tuner.kernel_templates.batch import BatchBucket
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.heuristic import candidates
 from attention_tuner.kernel_templates.launch.launcher import Tensors
+from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.registry import template_of
 from attention_tuner.kernel_templates.task import Task
@@ -143,7 +144,8 @@ def measure(cell: Cell, gpu: Gpu, rates: Rates) -> dict[str, Any]:
     """The results of a cell's variants, and the floor."""
     task = cell.task
     bench = Workbench(task, gpu)
-    checker = Checker(task.spec, task.batch, task.page_size, bench.device, lse=cell.lse)
+    tensors = make_tensors(task.spec, task.batch, task.page_size, bench.device, 0, lse=cell.lse)
+    checker = Checker(task.spec, task.batch, task.page_size, bench.device, tensors=tensors)
     found = {variant: run(variant, bench, checker, cell.lse) for variant in dict.fromkeys(cell.variants.values())}
     return {"feature": cell.feature, "batch": cell.name, "spec": task.spec.key(), "page_size": task.page_size,
             "floor_ms": floor_ms(task.spec, task.batch, rates),

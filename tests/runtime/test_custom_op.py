@@ -5,16 +5,16 @@ import torch
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import SpecError
+from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.runtime.custom_op import hybrid_attention_op, register
 from attention_tuner.runtime.hybrid_attention import HybridAttention
-from attention_tuner.tuner.measure.check import Checker
 
 
 @pytest.mark.parametrize("lse", [False, True])
 def test_pytorch_finds_nothing_wrong_with_the_operator(lse: bool):
     spec = AttentionSpec(4, 2, 32, "float16", has_sinks=True)
-    t = Checker(spec, Batch.parse("1x9@5,1x1@40"), 16, "cpu", lse=lse).tensors
+    t = make_tensors(spec, Batch.parse("1x9@5,1x1@40"), 16, "cpu", 0, lse=lse)
     attention = HybridAttention(spec, 16, 16, 4)
     attention.plan([9, 1], [5, 40])
     lse_out = None if t.lse is None else torch.zeros_like(t.lse)

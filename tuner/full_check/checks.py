@@ -1,4 +1,4 @@
-"""Full checks of many variants: the jobs, and the run of each case for one variant after the other in one process."""
+"""Full checks of many variants: one process runs each case for one variant after the other."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def make_checker(spec: AttentionSpec, page_size: int, case: Case, device: str) -
             factor = tensors.q if tensors.q_scale is None else tensors.q_scale
             largest = float(tensors.q.float().abs().max()) * (1.0 if tensors.q_scale is None else float(factor.max()))
             factor.mul_(2.0 ** math.floor(math.log2(min(LOGIT_FACTOR, MAX_QUERY / largest))))
-        return Checker(spec, case.batch, page_size, device, case.seed, case.packed, tensors=tensors)
+        return Checker(spec, case.batch, page_size, device, case.seed, tensors)
     except torch.OutOfMemoryError:
         if not case.needs_gpu:
             raise
@@ -101,7 +101,7 @@ def case_bytes(spec: AttentionSpec, case: Case) -> int:
 
 
 def _launched(launcher: Launcher, checker: Checker, case: Case) -> tuple[Check | None, str]:
-    """The check of `case`, None if it does not apply; and why not, or why it failed although the check passed."""
+    """The check of `case`, None if it does not apply, and a reason why not or why it failed nevertheless."""
     device = checker.device
     if case.past == "partials":
         launcher.plan(case.batch, device)

@@ -77,7 +77,7 @@ class Workbench:
         return watch
 
     def buffers(self, regime: Regime) -> list[Tensors]:
-        """The sets of tensors to rotate; in a cold regime, so many that each has left L2 when its turn comes."""
+        """The sets of tensors to rotate. In a cold regime, each has left L2 when its turn comes."""
         if not self._buffers:
             self._buffers.append(self._make_buffer())
         if regime not in self._counts:

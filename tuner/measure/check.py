@@ -31,9 +31,8 @@ class Checker:
     """Inputs for one batch of one layer, their right outputs, and the tolerated error of each row and head.
 
     The error of a row and head is the Euclidean norm over value_dim of its difference from the oracle, which is eager
-    attention in float64, or in float32 for large batches of narrower layers. With `packed`, K and V are views of one
-    tensor; with `lse`, the log-sum-exp is judged too. Inputs that were made for the batch before can be given as
-    `tensors`.
+    attention in float64, or in float32 for large batches of narrower layers. Inputs are drawn
+    from `seed`, or given as `tensors`; where these have an `lse`, the log-sum-exp is judged too.
     """
 
     def __init__(
@@ -43,15 +42,12 @@ class Checker:
         page_size: int,
         device: torch.device | str,
         seed: int = 0,
-        packed: bool = False,
-        *,
-        lse: bool = False,
         tensors: Tensors | None = None,
     ) -> None:
         self.spec = spec
         self.batch = batch
         self.device = torch.device(device)
-        self.tensors = tensors or make_tensors(spec, batch, page_size, device, seed, packed, lse=lse)
+        self.tensors = tensors or make_tensors(spec, batch, page_size, device, seed)
         dtype = self.tensors.out.dtype
         _, flops = minimum_traffic(spec, batch)
         is_wide = dtype == torch.float32 or flops <= FLOAT64_FLOPS

@@ -47,10 +47,11 @@ class Interval:
 
 
 def compare(a: Timing, b: Timing, alpha: float = ALPHA) -> Interval:
-    """The ratio of the times of `a` to those of `b`, round by round, wrong with a chance of at most `alpha`.
+    """Compare the times of `a` with those of `b`, round by round.
 
-    The interval is that of the sign test, between two order statistics: Conover, Practical Nonparametric Statistics,
-    3rd edition, section 3.2. It holds for every distribution whose pairs are independent.
+    The interval misses the true ratio with a chance of at most `alpha`. It is that of the sign test, between two order
+    statistics: Conover, Practical Nonparametric Statistics, 3rd edition, section 3.2. It holds for every distribution
+    whose pairs are independent.
     """
     ratios = sorted(math.log(x / y) for x, y in zip(a.samples_ms, b.samples_ms, strict=False))
     rank = _rank(len(ratios), alpha)

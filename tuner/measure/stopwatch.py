@@ -191,7 +191,7 @@ def plan_ms(launcher: Plannable, batch: Batch, device: str, repeats: int = 5) ->
 
 
 def num_buffers(touched_bytes: int, held_bytes: int, l2_bytes: int, free_bytes: int, regime: Regime) -> int:
-    """Number of sets of tensors to rotate so that a set has left L2 when its turn comes again; 1 when warm.
+    """Number of sets of tensors to rotate, so that each has left L2 when its turn comes; 1 when warm.
 
     A launch touches `touched_bytes` of a set, which holds `held_bytes`. The sets may take half of `free_bytes`, and
     there are at most `MOST_BUFFERS`. If that is not enough, L2 has to be flushed.

@@ -40,11 +40,12 @@ class JobTimeoutError(JobError):
 
 
 class ChildProcess:
-    """Runs jobs one at a time in a process of its own session, so that a job that kills the process harms no other.
+    """Runs jobs one at a time in a process of its own session.
 
-    The process starts with the first job, and anew with the next job after its death; it dies with the thread that
-    started it. Its output goes to a bounded, unnamed file that is read only to explain its death. `environment` is
-    added to the parent's; None removes a name. `close` may be called from any thread.
+    A job that kills the process harms no other. The process starts with the first job, and anew with the next job after
+    its death; it dies with the thread that started it. Its output goes to a bounded, unnamed file that is read only to
+    explain its death. `environment` is added to the parent's; None removes a name. `close` may be called from any
+    thread.
     """
 
     def __init__(self, setup: Setup, environment: Mapping[str, str | None] | None = None) -> None:

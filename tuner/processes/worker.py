@@ -1,4 +1,4 @@
-"""The measuring process, replaced when a job kills it, hangs or loses the CUDA context, and the lock on its GPU."""
+"""The measuring process, replaced when it dies, hangs or loses the CUDA context, and the lock on its GPU."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ interpreted = settings(
 
 
 def check(variant: Variant, spec: AttentionSpec, batch: Batch, seed: int, packed: bool = False) -> None:
-    checker = Checker(spec, batch, variant.page_size, "cpu", seed, packed)
+    checker = Checker(spec, batch, variant.page_size, "cpu", seed,
+                      make_tensors(spec, batch, variant.page_size, "cpu", seed, packed))
     found = checker.check(make_launcher(variant, spec, INTERPRETER))
     assert found.passed, f"{variant.key()} on {batch}: {found.detail}"
 
@@ -181,7 +182,8 @@ def test_on_a_gpu(layer: tuple[int, int, int, str], page_size: int):
     gpu = present_gpu()
     assert gpu is not None
     spec, batch = AttentionSpec(*layer), Batch.parse("1x512@3000,7x1@2047,1x1@20000,3x6@700,1x100@0")
-    checker = Checker(spec, batch, page_size, "cuda", packed=page_size == 128)
+    checker = Checker(spec, batch, page_size, "cuda", 0,
+                      make_tensors(spec, batch, page_size, "cuda", 0, packed=page_size == 128))
     shared = {"num_warps": 4, "num_stages": 2, "order": "heads", "long_weight": 2, "schedule": "interleaved"}
     plain = {"partials": "float32", "reduction": "kernel"}
     variants = [

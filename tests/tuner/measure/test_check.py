@@ -135,7 +135,7 @@ EVERYTHING = AttentionSpec(4, 2, 80, "bfloat16", "float8_e4m3fn", 40, 30.0, True
 
 @pytest.mark.parametrize("spec", [SPEC, EVERYTHING, AttentionSpec(4, 2, 64, "float32", has_sinks=True)])
 def test_the_log_sum_exp_is_judged_where_it_is_given(spec: AttentionSpec) -> None:
-    checker = Checker(spec, BATCH, 16, "cpu", lse=True)
+    checker = Checker(spec, BATCH, 16, "cpu", tensors=make_tensors(spec, BATCH, 16, "cpu", 0, lse=True))
     out, lse = paged_attention(checker.tensors, BATCH, spec, torch.float32)
     assert checker.judge(out, lse).passed
     wrong = lse.clone()
@@ -152,7 +152,7 @@ def test_the_log_sum_exp_is_judged_where_it_is_given(spec: AttentionSpec) -> Non
 
 
 def test_a_launcher_that_writes_no_log_sum_exp_fails_where_it_is_asked_for() -> None:
-    checker = Checker(SPEC, BATCH, 16, "cpu", lse=True)
+    checker = Checker(SPEC, BATCH, 16, "cpu", tensors=make_tensors(SPEC, BATCH, 16, "cpu", 0, lse=True))
     assert checker.tensors.lse is not None
     checker.tensors.lse.zero_()
     verdict = checker.check(EagerLauncher(slice(None)))

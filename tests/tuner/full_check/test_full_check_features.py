@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 WINDOWED = AttentionSpec(2, 1, 32, "float16", "float8_e4m3fn", sliding_window=40, logits_soft_cap=30.0, has_sinks=True)
 TREE = AttentionSpec(2, 1, 32, "float16", has_tree_mask=True)
-# Of a tree those that are more than other inputs for the same code.
+# The cases of a tree that run other code than plain layers; the others differ only in their inputs.
 TREE_CASES = {"verification", "chunks at tile edges", "log-sum-exp", "a fixed split", "trees of tokens"}
 VARIANTS = {
     "unified": "block_m=16,block_n=32,num_segments=4,num_stages=1,num_warps=4",
@@ -31,5 +31,8 @@ def test_every_case_passes(spec: AttentionSpec, page_size: int, template: str) -
     if spec == TREE:
         cases = [case for case in cases if case.name in TREE_CASES]
         assert len(cases) == len(TREE_CASES)
+    else:
+        # Other seeds, and more of the same sequences, are slow and run no other code.
+        cases = [case for case in cases if case.seed == 0 and case.name != "many sequences"]
     results = [run_case(variant, case, INTERPRETER, make_checker(spec, page_size, case, "cpu")) for case in cases]
     assert [result for result in results if result.state != "passed"] == []

@@ -73,13 +73,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def judge_of(spec: AttentionSpec, batch: Batch, page_size: int) -> Checker:
+    return Checker(spec, batch, page_size, "cpu", tensors=make_tensors(spec, batch, page_size, "cpu", 0, lse=True))
+
+
 def make_judge(name: str, kv_len: int, kind: str) -> Checker:
     changes = dict(CASES[name][0])
     if changes.get("sliding_window") == -1:
         changes["sliding_window"] = {128: 40, 65536: 1000}[kv_len]
     spec = AttentionSpec(**{"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, **changes})
     query_len = QUERY_LENS[kind]
-    return Checker(spec, Batch(((query_len, kv_len - query_len),) * 2), BESIDE.get(name, 16), "cpu", lse=True)
+    return judge_of(spec, Batch(((query_len, kv_len - query_len),) * 2), BESIDE.get(name, 16))
 
 
 def split(mutant: type[SplitAttention], judge: Checker, place: float = 0.5) -> SplitAttention:
@@ -136,7 +140,7 @@ def test_bugs_of_the_largest_trees_are_seen(
     num_tokens: int, mutants: tuple[type[SplitAttention], ...], kv_len: int
 ) -> None:
     spec = AttentionSpec(2, 1, 64, has_tree_mask=True)
-    judge = Checker(spec, Batch(((2, 14), (num_tokens, kv_len - num_tokens))), 16, "cpu", lse=True)
+    judge = judge_of(spec, Batch(((2, 14), (num_tokens, kv_len - num_tokens))), 16)
     right = split(SplitAttention, judge)
     check = judge.judge(right.output(victim=1), right.lse(victim=1))
     assert check.passed, check.detail
