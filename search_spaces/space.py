@@ -48,7 +48,8 @@ def survey(
     return Survey(valid, Counter(dict(rejected)))
 
 
-@functools.lru_cache(maxsize=8)
+# A suite's batches are of three kinds: short, long or both. A survey takes up to 40 MB.
+@functools.lru_cache(maxsize=3)
 def _survey(
     spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu, names: tuple[str, ...]
 ) -> tuple[tuple[Variant, ...], tuple[tuple[str, int], ...]]:
