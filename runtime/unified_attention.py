@@ -83,10 +83,9 @@ def unified_attention(
     })  # fmt: skip
     if not len(q):
         return
-    spec = _spec(
-        q.shape[1], k.shape[2], q.shape[2], v.shape[3], out.dtype if q.dtype.itemsize == 1 else q.dtype, k.dtype,
-        q.dtype, window_size[0], softcap, softmax_scale, sinks is not None, alibi_slopes is not None,
-    )  # fmt: skip
+    sizes = (q.shape[1], k.shape[2], q.shape[2], v.shape[3])
+    dtypes = (out.dtype if q.dtype.itemsize == 1 else q.dtype, k.dtype, q.dtype)
+    spec = _spec(sizes, dtypes, window_size[0], softcap, softmax_scale, (sinks is not None, alibi_slopes is not None))
     if attention is None:
         lengths = _attentions.lengths(cu_seqlens_q, seqused_k, cu_seqlens_q_cpu, seqused_k_cpu)
         attention = _attentions.planned(spec, k.shape[1], q, lengths)
@@ -105,11 +104,19 @@ def _refuse(asked: dict[str, bool]) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _spec(
-    num_q_heads: int, num_kv_heads: int, head_dim: int, v_head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype,
-    q_dtype: torch.dtype, window: int, softcap: float, scale: float, has_sinks: bool, has_alibi: bool,
+    sizes: tuple[int, int, int, int], dtypes: tuple[torch.dtype, torch.dtype, torch.dtype], window: int, softcap: float,
+    scale: float, features: tuple[bool, bool],
 ) -> AttentionSpec:  # fmt: skip
+    """Spec of the layer that a call is for.
+
+    sizes: query heads, KV heads, head size of keys, head size of values. dtypes: of the model, the cache and the
+    queries. features: True for sinks, True for ALiBi.
+    """
+    num_q_heads, num_kv_heads, head_dim, v_head_dim = sizes
+    dtype, kv_dtype, q_dtype = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+    has_sinks, has_alibi = features
     return AttentionSpec(
-        num_q_heads, num_kv_heads, head_dim, str(dtype).removeprefix("torch."), str(kv_dtype).removeprefix("torch."),
+        num_q_heads, num_kv_heads, head_dim, dtype, kv_dtype,
         sliding_window=window + 1 if window >= 0 else None,
         logits_soft_cap=softcap or None,
         has_sinks=has_sinks,
@@ -117,7 +124,7 @@ def _spec(
         # The usual scale, which tuned layers have, may have been computed in another way.
         scale=None if math.isclose(scale, head_dim**-0.5, rel_tol=1e-6) else scale,
         v_head_dim=v_head_dim,
-        q_dtype=str(q_dtype).removeprefix("torch."),
+        q_dtype=q_dtype,
     )  # fmt: skip
 
 
