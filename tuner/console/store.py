@@ -12,6 +12,7 @@ import typer
 from ...kernel_templates.errors import InputError
 from ...kernel_templates.outcome import BestConfig
 from . import options, output, request
+from .reports import PICKS, pick_row, portfolio_document
 from .text import batch_text, count_list, counted, milliseconds, percent, variant_text
 
 if TYPE_CHECKING:
@@ -160,7 +161,6 @@ def export(
     from ...db.lookup.export import require_format
     from ...db.lookup.merge import Merge, merge_configs
     from ..portfolio import portfolios_of, served_configs
-    from .reports import portfolio_document
 
     require_format(form)
     if merge and portfolio is not None:
@@ -177,26 +177,30 @@ def export(
     configs = _exportable(found, name, file, gpu, provisional)
     left_out = len(found) - len(configs)
     result = merge_configs(configs, held) if merge else Merge(configs, [])
-    written = result.configs
-    if not written:
+    if not (written := result.configs):
         raise InputError(f"no config of database {name!r} and of {file!r} can run any more, so {file!r} was not "
                          "written; tune first")
     write_configs(Exported(written, losses or before.losses), file, form)
     kept = len(set(written) - set(configs))
     quick = sum(not config.full_check for config in written)
     if json:
-        served = {"portfolios": list(map(portfolio_document, portfolios))} if portfolios else {}
         output.print_json({"file": file, "configs": len(written), "kept": kept, "provisional": quick,
-                           "left_out": left_out, "dropped": list(map(_dropped_document, result.choices)), **served})
+                           "left_out": left_out, "dropped": list(map(_dropped_document, result.choices)),
+                           **_portfolios_document(portfolios)})
         return
     output.say(f"{len(written)} configs written to {file}" + (f", {kept} of which it held before" if kept else ""))
     _note_dropped(result.choices)
     _print_portfolios(portfolios)
+    _note_provisional(left_out, quick)
+
+
+def _note_provisional(left_out: int, written: int) -> None:
+    """Write on stderr how many provisional configs were left out of an export, and how many it holds."""
     if left_out:
         output.note(f"{left_out} provisional configs, which have passed only the quick check, were left out; run check "
                     "--full --best, or add them with --provisional")
-    if quick:
-        output.note(f"{quick} of the configs are provisional: they have passed only the quick check")
+    if written:
+        output.note(f"{written} of the configs are provisional: they have passed only the quick check")
 
 
 def _exportable(
@@ -213,9 +217,11 @@ def _exportable(
     return configs
 
 
-def _print_portfolios(portfolios: Sequence[Portfolio]) -> None:
-    from .reports import PICKS, pick_row
+def _portfolios_document(portfolios: Sequence[Portfolio]) -> dict[str, Any]:
+    return {"portfolios": list(map(portfolio_document, portfolios))} if portfolios else {}
 
+
+def _print_portfolios(portfolios: Sequence[Portfolio]) -> None:
     for each in portfolios:
         output.print_table(f"{each.group.gpu.name}, {each.group.spec.key()}, pages of {each.group.page_size}", PICKS,
                            map(pick_row, each.picks))
