@@ -25,7 +25,7 @@ ROOT = Path(attention_tuner.__file__).parent
 FOLDERS = ("kernel_templates", "search_spaces", "db", "runtime", "tuner")
 PARAMETERS, LINES, KERNEL_LINES = 6, 60, 120
 
-# Writes the name of every module of the package whose code runs, once, to the file that $PASSED names.
+# Appends to the file $PASSED, once, each module of the package in which a function runs after the module is imported.
 WATCH = """
 import os, sys, threading
 _out = os.environ.get("PASSED")
@@ -49,9 +49,12 @@ if _out:
         sys.setprofile(_profile)
 """
 
-TUNE = "import runpy, sys; sys.argv = ['attention-tuner', *{arguments!r}]; runpy.run_module('attention_tuner.tuner', run_name='__main__')"
-TUNE_ARGUMENTS = ["tune", "--spec", "num_q_heads=4,num_kv_heads=2,head_dim=64,dtype=float16", "--batch", "1x16@32,2x1@40",
-                  "--trials", "4"]  # fmt: skip
+TUNE = """
+import runpy, sys
+sys.argv = ["attention-tuner", "tune", "--spec", "num_q_heads=4,num_kv_heads=2,head_dim=64,dtype=float16",
+            "--batch", "1x16@32,2x1@40", "--trials", "4"]
+runpy.run_module("attention_tuner.tuner", run_name="__main__")
+"""
 CALLS = """
 import sys, sitecustomize, torch
 from attention_tuner import AttentionSpec, HybridAttention
@@ -120,10 +123,8 @@ def options() -> dict[str, int]:
     """The number of options of each command of the console."""
     import typer
 
-    try:
-        from attention_tuner.tuner.console.app import app
-    except ImportError:
-        from attention_tuner.tuner.cli import app
+    from attention_tuner.tuner.console.app import app
+
     found: dict[str, int] = {}
 
     def visit(prefix: str, command: object) -> None:
@@ -163,7 +164,7 @@ def main() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     by_command = options()
     watched = {
-        "tune": passed(TUNE.format(arguments=TUNE_ARGUMENTS), armed=True),
+        "tune": passed(TUNE, armed=True),
         "plan": passed(CALLS + "watched(PLAN)", armed=False),
         "run": passed(CALLS + "PLAN()\nwatched(RUN)", armed=False),
     }
