@@ -1,4 +1,4 @@
-"""Jobs that do what kernels and compilers do to a process. A module of its own, so that children can import it."""
+"""Jobs that harm their process as kernels and compilers do. Children import this module."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,14 @@ from attention_tuner.tuner.processes.compile import CompileJob
 VARIANT = Variant("toy", 16, (("block_m", 16),))
 
 _held: weakref.ref[Held] | None = None
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Poll until `is_so`, for a minute at most."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Held:

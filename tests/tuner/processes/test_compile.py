@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import DEFAULT, FACTS, GPU, TASK, Clock, FakePool
-from job_faults import FaultyCompile
+from job_faults import FaultyCompile, wait_until
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import TARGETS
@@ -37,13 +37,6 @@ OTHER_LAYER = Task(AttentionSpec(16, 2, 64), TASK.batch, TASK.page_size)
 
 def job(fault: str, number: int = 0) -> FaultyCompile:
     return FaultyCompile(Variant.of("toy", 16, {"fault": fault, "number": number}), SPEC, SM_90, BATCH)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def collect(pool: CompilePool, jobs: Sequence[CompileJob]) -> list[Build]:

@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 
 import job_faults as faults
 import pytest
+from job_faults import wait_until
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
@@ -65,13 +66,6 @@ def worker(lock: GpuLock) -> Iterator[Worker]:
 @pytest.fixture(scope="module")
 def default() -> Variant:
     return default_variant(TASK.spec, TASK.batch, TASK.page_size)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_held(lock: GpuLock) -> bool:
