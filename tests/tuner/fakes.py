@@ -80,7 +80,7 @@ class FakeWorker:
         self.freed: list[int] = []
         self.starts = 0
         self.start_cost = 0.0
-        # Of each job: waiting for the card; and of the first of a task: making what all share.
+        # Seconds of each job for waiting for the GPU, and of a task's first job for preparing what all share.
         self.wait_cost = 0.0
         self.prepare_cost = 0.0
         self.busy_s = 0.0

@@ -1,4 +1,4 @@
-"""Runs the real loop over a faulty template, with the real worker and store, and tells what came of it."""
+"""Runs the real loop over a faulty template, with the real worker and store, and checks the result."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Faulty:
         return result
 
     def outcomes(self) -> dict[Variant, Any]:
-        """What is stored of each variant, in the order of storing."""
+        """Stored outcome of each variant, in the order of storing."""
         regime = Regime("interpreter" if self.gpu.is_interpreter else "graph")
         setting = Setting(TASK.spec, TASK.batch, TASK.page_size, self.gpu, regime)
         with Store.open(self.path, create=False) as store:

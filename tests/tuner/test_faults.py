@@ -1,4 +1,4 @@
-"""What a variant can do to the processes that compile and measure it, through the real loop on a CPU.
+"""Faults of a variant against the processes that compile and measure it, through the real loop on a CPU.
 
 Each time it alone is blamed, everything else is measured and kept, and the run ends with the best of the rest.
 """

@@ -1,4 +1,4 @@
-"""What `test_faults.py` does on a CPU, on a GPU: there an illegal access and an endless kernel are the device's own."""
+"""The faults of `test_faults.py` on a GPU, where an illegal access and an endless kernel are the GPU's own."""
 
 from __future__ import annotations
 

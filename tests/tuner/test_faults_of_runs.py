@@ -1,4 +1,4 @@
-"""What can happen to a whole run and to its database, through the real command line and the real loop on a CPU.
+"""Faults of a whole run and of its database, through the real command line and the real loop on a CPU.
 
 Each time, what was stored is kept and is not measured again, and either the run or the next one ends with a result.
 """
@@ -58,7 +58,7 @@ def run(database: Path, trials: int, *before: str, file_limit: int | None = None
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What `tune` says of the one task, once it has ended as it should."""
+    """Result of the one task that `tune` prints, once it has ended as it should."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     (found,) = json.loads(out)["results"]
@@ -76,7 +76,7 @@ def sentence(process: subprocess.Popen[str]) -> str:
 
 
 def num_rows(database: Path) -> int:
-    """How many trials are stored in what must be a sound database, all of them timed."""
+    """Number of trials in the database, which must be sound; all of them are timed."""
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     with Store.open(database, create=False) as store:

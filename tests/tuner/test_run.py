@@ -2,58 +2,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import DEFAULT, GPU, TASK, Bench, FakeWorker
+from fakes import GPU, Bench, FakeWorker
 
-from attention_tuner.kernel_templates.errors import InputError, StoreError
+from attention_tuner.kernel_templates.errors import StoreError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
-from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Skipped, Timed, Timing, Wrong
+from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.tuner.measure.gpu_state import GpuState
 from attention_tuner.tuner.processes.compile import CompilePool
 from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import AHEAD_PER_PROCESS, FEWEST_AHEAD, Executor, open_run
-from attention_tuner.tuner.settings import Settings, TaskResult
+from attention_tuner.tuner.settings import Settings
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["trials", "ahead", "finalists", "samples"])
-def test_a_count_below_one_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} must be at least 1, not 0"):
-        Settings(**{name: 0})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
-def test_an_impossible_time_is_refused(seconds: float) -> None:
-    with pytest.raises(InputError, match="seconds must be a positive number"):
-        Settings(seconds=seconds)
-
-
-def test_settings_can_be_written_as_json() -> None:
-    assert json.loads(json.dumps(Settings(seconds=3.5).as_json()))["regime"] == "graph-cold-burst"
-
-
-def test_a_result_counts_outcomes_and_reasons() -> None:
-    result = TaskResult(TASK)
-    timing = Timing((1.0,), Regime("graph"))
-    for outcome in (
-        Timed(DEFAULT, Check(0.1), timing), Wrong(DEFAULT, Check(2.0)), Wrong(DEFAULT, Check(math.nan)),
-        Failed(DEFAULT, "compile", "too big"), Skipped(DEFAULT, "known"),
-    ):  # fmt: skip
-        result.count(outcome)
-    assert result.outcomes == {"timed": 1, "wrong": 2, "failed": 1, "skipped": 1}
-    assert result.reasons == {
-        ("wrong", "", "wrong result"): 2, ("failed", "compile", "too big"): 1, ("skipped", "", "known"): 1,
-    }  # fmt: skip
-    assert result.skipped == 1
 
 
 def test_closing_an_executor_ends_all_it_runs(bench: Bench) -> None:
@@ -92,10 +60,6 @@ def test_a_quarter_of_the_trials_are_chosen_ahead_or_fewer_if_there_are_few_proc
     assert replace(run, settings=Settings(ahead=5)).ahead == 5
     assert replace(run, executor=replace(bench.executor, pool=None), settings=Settings(ahead=5)).ahead == 1
 
-
-def test_trials_are_counted_by_the_second() -> None:
-    assert TaskResult(TASK, tried=30, seconds=20.0).measured_per_second == 1.5
-    assert TaskResult(TASK).measured_per_second == 0
 
 
 def test_a_run_ends_by_its_seconds_less_those_that_pass_aside(bench: Bench) -> None:

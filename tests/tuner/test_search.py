@@ -521,7 +521,7 @@ def test_no_variant_is_to_blame_for_a_budget_that_ran_out(deadline: float, expec
 
 
 def test_what_never_had_its_turn_has_no_outcome() -> None:
-    ended = measured(lambda future: future.set_exception(JobError("the card was taken")))
+    ended = measured(lambda future: future.set_exception(JobError("the GPU was taken")))
     with pytest.raises(JobError):
         ended.finish(Costs(TASK, False))
     assert ended.busy_s == BUSY_S
