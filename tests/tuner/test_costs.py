@@ -41,7 +41,7 @@ TIMED = Timed(VARIANT, Check(0.5), Timing((1.0,), Regime("graph")))
 FAILED = Failed(VARIANT, "time", "hung")
 
 
-def test_the_next_trial_takes_what_the_last_ones_did_twins_left_out():
+def test_the_expected_cost_of_a_trial_is_that_of_the_latest_measured_ones():
     costs = Costs(TASK, is_interpreted=False)
     assert costs.trial_s == 0
     costs.note(TIMED, 100.0, 100.0)
@@ -101,7 +101,7 @@ def test_the_interpreter_compiles_nothing_and_takes_longer_for_more_keys() -> No
     assert interpreted_seconds(long) > 50 * interpreted_seconds(MIXED_TASK)
 
 
-def test_the_assumptions_are_told() -> None:
+def test_the_estimate_states_its_assumptions() -> None:
     assert "launches" in assumptions(INTERPRETER, 2)
     assert "7 at a time" in assumptions(H100, 7)
 

@@ -64,7 +64,7 @@ def test_each_winner_is_tried_on_every_other_batch_of_its_layer_and_page(bench: 
     assert all(result.tried == SETTINGS.trials for result in results)
 
 
-def test_what_was_tried_is_not_tried_again(bench: Bench) -> None:
+def test_a_variant_that_was_tried_is_not_tried_again(bench: Bench) -> None:
     results = tune([TASK], GPU, bench.store, SETTINGS, bench.executor)
     new = untried(bench, 2)
     for index, variant in enumerate(new):

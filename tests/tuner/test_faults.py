@@ -80,7 +80,7 @@ def test_a_compiler_that_aborts(make_faulty: MakeFaulty) -> None:
     faulty.check_blame(result, "compile", r"^killed by SIGABRT: LLVM ERROR: Cannot select")
 
 
-def test_what_failed_is_not_tried_again(make_faulty: MakeFaulty) -> None:
+def test_a_variant_that_failed_is_not_tried_again(make_faulty: MakeFaulty) -> None:
     faulty = make_faulty("sigkill")
     faulty.tune(Worker(interpret=True))
     result = faulty.tune(Worker(interpret=True))
@@ -89,7 +89,7 @@ def test_what_failed_is_not_tried_again(make_faulty: MakeFaulty) -> None:
     assert result.best.variant.text("fault") == GOOD
 
 
-def test_two_tuners_at_once_on_one_card(
+def test_two_tuners_at_once_on_one_gpu(
     make_faulty: MakeFaulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "launches.txt"

@@ -42,7 +42,7 @@ def test_one_variant_is_to_blame(make_faulty: MakeFaulty, gpu: Gpu, fault: str, 
     faulty.check_blame(result, stage, reason)
 
 
-def test_two_tuners_at_once_on_one_card(make_faulty: MakeFaulty, gpu: Gpu, tmp_path: Path) -> None:
+def test_two_tuners_at_once_on_one_gpu(make_faulty: MakeFaulty, gpu: Gpu, tmp_path: Path) -> None:
     faulty = make_faulty("out_of_memory", gpu)
 
     def tuned(number: int) -> TaskResult:

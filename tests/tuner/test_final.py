@@ -49,7 +49,7 @@ def test_a_winner_of_the_search_that_is_slower_in_the_race_is_not_kept(bench: Be
     assert final.decide(math.inf) == (DEFAULT, Verdict.FAST)
 
 
-def test_what_was_far_slower_in_the_search_does_not_race(bench: Bench) -> None:
+def test_a_variant_that_was_far_slower_in_the_search_does_not_race(bench: Bench) -> None:
     final = Final(searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5, THIRD: 0.5 * CLEAR_RATIO * 1.01}), DEFAULT)
     bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: 0.5}.__getitem__
     final.decide(math.inf)
@@ -109,7 +109,7 @@ def test_with_little_time_fewer_race(bench: Bench) -> None:
     assert decision == (HEURISTIC, Verdict.FAST)
 
 
-def test_a_race_on_a_card_that_was_not_itself_is_never_clear(bench: Bench) -> None:
+def test_a_race_on_a_gpu_in_an_unusual_state_is_never_clear(bench: Bench) -> None:
     final = Final(searched(bench, {DEFAULT: 5.0, HEURISTIC: 1.0}), DEFAULT)
     bench.worker.ms = {DEFAULT: 5.0, HEURISTIC: 1.0}.__getitem__
     bench.worker.sentinels = (4, 5, (0.1,) * 8)
@@ -138,7 +138,7 @@ def test_times_of_another_regime_are_not_compared(bench: Bench) -> None:
     assert Final(search, DEFAULT).decide(math.inf) == (DEFAULT, Verdict.TIE)
 
 
-def test_what_is_kept_is_not_slower_than_the_default_in_the_race(bench: Bench) -> None:
+def test_the_kept_variant_is_not_slower_than_the_default_in_the_race(bench: Bench) -> None:
     bench.worker.noise = 0.02
     for shift in (0.98, 0.995, 1.0, 1.005, 1.02):
         bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: shift, THIRD: shift * 1.001}.__getitem__
@@ -148,7 +148,7 @@ def test_what_is_kept_is_not_slower_than_the_default_in_the_race(bench: Bench) -
         assert compare(final.timings[decision[0]], final.timings[DEFAULT]).median <= 0
 
 
-def test_what_won_nearby_races_however_slow_it_was_if_it_was_found_right(bench: Bench) -> None:
+def test_a_winner_of_a_near_batch_races_even_if_it_was_slow(bench: Bench) -> None:
     fourth = THIRD.replace(num_stages=2)
     search = searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5, THIRD: 0.9})
     search.neighbours = (THIRD, fourth)
@@ -157,7 +157,7 @@ def test_what_won_nearby_races_however_slow_it_was_if_it_was_found_right(bench: 
     assert bench.worker.races[0].variants == (DEFAULT, HEURISTIC, THIRD)
 
 
-def test_of_those_with_one_code_and_launch_the_simplest_races(bench: Bench) -> None:
+def test_the_simplest_of_variants_with_the_same_code_and_launch_races(bench: Bench) -> None:
     simple = HEURISTIC.replace(num_warps=1)
     twin = HEURISTIC.replace(num_warps=8)
     of_default = DEFAULT.replace(num_segments=1)
@@ -168,7 +168,7 @@ def test_of_those_with_one_code_and_launch_the_simplest_races(bench: Bench) -> N
     assert set(bench.worker.races[0].variants) == {DEFAULT, simple}
 
 
-def test_the_race_has_a_process_of_its_own_and_something_else_is_done_meanwhile(bench: Bench) -> None:
+def test_the_race_has_a_process_of_its_own_and_other_work_is_done_during_it(bench: Bench) -> None:
     racer = FakeWorker(bench.clock)
     bench.executor = replace(bench.executor, racer=racer)
     times = {DEFAULT: 1.0, HEURISTIC: 0.7, THIRD: 0.7005}
@@ -205,7 +205,7 @@ def test_a_default_whose_rivals_have_its_code_and_launch_ties(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("then", [None, JobError("killed by SIGKILL")])
-def test_what_is_lost_in_the_race_is_never_kept_nor_is_its_twin(bench: Bench, then: JobError | None) -> None:
+def test_a_variant_that_fails_in_the_race_is_never_kept(bench: Bench, then: JobError | None) -> None:
     times = {DEFAULT: 1.0, HEURISTIC: 0.5, HEURISTIC.replace(num_warps=8): 0.5, THIRD: 0.52}
     search = searched(bench, times)
     search.same_as = {HEURISTIC.replace(num_warps=8): HEURISTIC}
@@ -242,7 +242,7 @@ def test_a_race_for_which_a_process_cannot_be_prepared_in_time_is_not_begun(benc
     assert Final(search, DEFAULT).decide(bench.clock() + 10) == (HEURISTIC, Verdict.FAST)
 
 
-def test_waiting_for_the_card_is_no_measuring(bench: Bench) -> None:
+def test_waiting_for_the_gpu_does_not_count_as_measuring(bench: Bench) -> None:
     search = searched(bench, {DEFAULT: 1.0, HEURISTIC: 0.5})
     bench.worker.ms = {DEFAULT: 1.0, HEURISTIC: 0.5}.__getitem__
     bench.worker.wait_cost = 7.0
@@ -250,7 +250,7 @@ def test_waiting_for_the_card_is_no_measuring(bench: Bench) -> None:
     assert 0 < search.result.measuring_seconds < 1
 
 
-def test_an_unsteady_look_decides_nothing_and_is_the_last(bench: Bench) -> None:
+def test_an_unsteady_stage_decides_nothing_and_is_the_last(bench: Bench) -> None:
     times = {DEFAULT: 1.0, HEURISTIC: 0.7, THIRD: 0.7005}
     final = Final(searched(bench, times), DEFAULT)
     bench.worker.noise, bench.worker.ms = 0.01, times.__getitem__
@@ -318,7 +318,7 @@ def test_a_stored_best_is_the_newest_while_nothing_was_tried_since(search: Searc
     assert not is_newest(replace(config, measured_at="2020-01-01T00:00:00+00:00"), again)
 
 
-def test_what_did_not_race_stays_unless_it_is_clearly_beaten(search: Search) -> None:
+def test_a_stored_best_that_did_not_race_stays_unless_it_is_clearly_beaten(search: Search) -> None:
     elsewhere = Variant.parse(DEFAULT.key()).replace(block_n=128, num_warps=8)
     final = Final(search, DEFAULT)
     final.decide(math.inf)

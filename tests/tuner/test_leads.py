@@ -97,7 +97,7 @@ def test_the_default_leads_and_each_comes_once() -> None:
     assert first_variants(TASK, GPU, (VALID[3],), frozenset(LIKELY))[1:] == tuple(LIKELY)
 
 
-def test_what_did_well_on_the_nearest_batch_comes_first(bench: Bench) -> None:
+def test_variants_that_did_well_on_the_nearest_batch_come_first(bench: Bench) -> None:
     run = bench.run(Settings())
     a, b, c, slow = VALID[:4]
     run.timed[FAR] = {c: timing(1.0)}
@@ -109,7 +109,7 @@ def test_what_did_well_on_the_nearest_batch_comes_first(bench: Bench) -> None:
     assert proven(TASK, run) == [b, a, c]
 
 
-def test_what_did_not_compile_or_does_not_fit_is_not_proven(bench: Bench) -> None:
+def test_variants_that_did_not_compile_or_do_not_fit_are_not_proven(bench: Bench) -> None:
     run = bench.run(Settings())
     fused = [v for v in VALID if v.template == "fused"]
     broken, big = fused[0], next(v for v in fused if v.number("num_warps") != fused[0].number("num_warps"))
@@ -190,13 +190,13 @@ def test_the_default_and_the_runners_up_come_before_the_neighbours(store: Store)
     assert rivals(BEST, store, tuned.GPU, 3) == [tuned.DEFAULT, B, C]
 
 
-def test_what_failed_last_or_is_of_another_batch_is_no_runner_up(store: Store) -> None:
+def test_a_variant_that_failed_last_or_ran_on_another_batch_is_no_runner_up(store: Store) -> None:
     add_trials(store, SMALL, {A: 1.2, C: 1.1})
     add_outcomes(store, SMALL, Failed(C, "time", "an illegal access"))
     assert rivals(BEST, store, tuned.GPU, 3) == [tuned.DEFAULT, B, A]
 
 
-def test_what_cannot_run_here_is_no_rival(store: Store) -> None:
+def test_a_variant_that_cannot_run_here_is_no_rival(store: Store) -> None:
     gone = replace(A, template="gone")
     add_trials(store, SMALL, {gone: 0.5})
     assert gone not in rivals(BEST, store, tuned.GPU, 20)

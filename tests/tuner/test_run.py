@@ -73,7 +73,7 @@ def test_a_run_ends_by_its_seconds_less_those_that_pass_aside(bench: Bench) -> N
     assert not bench.worker.closed
 
 
-def test_the_card_is_stored_as_it_was_before_and_after(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_state_is_stored_from_before_and_after_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter([GpuState(power_w=70), GpuState(power_w=690)])
     monkeypatch.setattr("attention_tuner.tuner.run.read_gpu_state", lambda uuid: next(states))
     with open_run(GPU, bench.store, Settings(trials=7), replace(bench.executor, uuid="GPU-1")) as run:
@@ -85,7 +85,7 @@ def test_the_card_is_stored_as_it_was_before_and_after(bench: Bench, monkeypatch
     assert [settings["card"][when]["power_w"] for when in ("start", "end")] == [70, 690]
 
 
-def test_what_fails_closes_the_processes_and_a_note_that_is_not_kept_does_not(
+def test_a_failure_closes_the_processes_but_a_note_that_cannot_be_stored_does_not(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -114,14 +114,14 @@ def test_trials_of_another_environment_are_reported_and_measured_again(bench: Be
     assert len(bench.worker.measured) == 6
 
 
-def test_what_shares_its_code_is_compiled_once(bench: Bench) -> None:
+def test_variants_that_share_code_are_compiled_once(bench: Bench) -> None:
     searched(bench, randomly(trials=150))
     codes = [template_of(v).code_key(v) for v in bench.worker.measured]
     assert len(set(codes)) < len(codes)
     assert len(bench.pool.submitted) == len({template_of(j.variant).code_key(j.variant) for j in bench.pool.submitted})
 
 
-def test_what_exceeds_the_shared_memory_is_skipped_before_it_runs_and_is_no_trial(bench: Bench) -> None:
+def test_a_variant_that_exceeds_the_shared_memory_is_skipped_and_is_no_trial(bench: Bench) -> None:
     big = GPU.shared_memory_bytes + 1
     bench.pool.facts = lambda v: replace(FACTS, shared_bytes=big) if v.number("block_n") == 128 else FACTS
     search = searched(bench, randomly(trials=40))
@@ -131,7 +131,7 @@ def test_what_exceeds_the_shared_memory_is_skipped_before_it_runs_and_is_no_tria
     assert search.result.tried == len(bench.worker.measured) == 40
 
 
-def test_a_compile_that_fails_is_every_variants_that_shares_the_code(bench: Bench) -> None:
+def test_a_failed_compile_counts_for_every_variant_that_shares_the_code(bench: Bench) -> None:
     bench.pool.facts = lambda v: Failed(v, "compile", "abort") if warps(v) == 1 else FACTS
     search = searched(bench, randomly(trials=60))
     assert search.result.reasons["failed", "compile", "abort"] == search.result.outcomes["failed"] > 0
@@ -139,7 +139,7 @@ def test_a_compile_that_fails_is_every_variants_that_shares_the_code(bench: Benc
     assert search.result.tried == 60
 
 
-def test_outcomes_are_counted_by_reason_and_told(bench: Bench) -> None:
+def test_outcomes_are_counted_by_reason_and_reported(bench: Bench) -> None:
     faults = {1: "wrong", 2: "illegal address"}
     bench.worker.faults = lambda v: faults.get(v.number("num_stages"), "")
     told: list[Progress] = []
@@ -194,7 +194,7 @@ def test_a_task_whose_share_is_short_still_times_a_few(bench: Bench) -> None:
     assert bench.clock() - start <= 1 + Budget().overrun_s
 
 
-def test_what_hangs_in_a_short_share_does_not_take_much_more(bench: Bench) -> None:
+def test_a_hang_in_a_short_share_does_not_take_much_longer(bench: Bench) -> None:
     bench.worker.faults = lambda v: "hang"
     search = Search(TASK, replace(bench.run(randomly(trials=1000)), budget=Budget(bench.clock() + 100)))
     search.reuse()
@@ -212,7 +212,7 @@ def test_a_variant_that_hangs_is_blamed(bench: Bench) -> None:
     assert search.baseline == heuristic_variant(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU)
 
 
-def test_a_hang_is_told_by_what_other_trials_take(bench: Bench) -> None:
+def test_a_hang_is_recognised_by_the_time_of_other_trials(bench: Bench) -> None:
     bench.worker.faults = lambda v: "hang" if len(bench.worker.measured) == 3 else ""
     start = bench.clock()
     search = searched(bench, randomly(trials=10, ahead=8))
@@ -260,7 +260,7 @@ def test_the_gpu_measures_the_next_while_a_trial_is_stored(bench: Bench) -> None
     assert begun == [2, 3, 4, 5, 6, 6]
 
 
-def test_what_all_trials_share_is_prepared_while_the_first_are_compiled(bench: Bench) -> None:
+def test_shared_inputs_are_prepared_while_the_first_variants_are_compiled(bench: Bench) -> None:
     waiting: list[Variant] = []
     submitted: list[Variant] = []
     run = bench.worker.run
@@ -323,7 +323,7 @@ def test_variants_with_one_result_are_counted(bench: Bench) -> None:
 NEAR = Task(SPEC, Batch.parse("2x1@60"), TASK.page_size)
 
 
-def test_what_did_well_elsewhere_keeps_the_gpu_busy_while_the_rest_is_compiled(bench: Bench) -> None:
+def test_proven_variants_keep_the_gpu_busy_while_the_rest_is_compiled(bench: Bench) -> None:
     run = bench.run(randomly(trials=60))
     first = Search(NEAR, run)
     first.try_variants(math.inf)
@@ -348,7 +348,7 @@ def with_many_processes(bench: Bench) -> Bench:
     return bench
 
 
-def test_what_is_asked_ahead_leaves_what_did_well_elsewhere_its_trials(bench: Bench) -> None:
+def test_choosing_ahead_leaves_trials_to_proven_variants(bench: Bench) -> None:
     run = with_many_processes(bench).run(randomly(trials=30))
     Search(NEAR, run).try_variants(math.inf)
     search = Search(TASK, run)
@@ -361,7 +361,7 @@ def test_what_is_asked_ahead_leaves_what_did_well_elsewhere_its_trials(bench: Be
     assert search.result.tried == 30
 
 
-def test_what_did_well_elsewhere_gets_no_trials_that_are_asked_for_already(bench: Bench) -> None:
+def test_proven_variants_get_no_trials_that_are_used_already(bench: Bench) -> None:
     run = with_many_processes(bench).run(randomly(trials=30))
     Search(NEAR, run).try_variants(math.inf)
     # Another seed, so that not the same variants are asked for.
@@ -406,7 +406,7 @@ def test_a_crash_is_stored_before_another_process_is_waited_for(bench: Bench) ->
     assert seen == [0, 0, 0, 0, 1, 1, 1]
 
 
-def test_compiling_for_a_process_or_for_the_card_is_no_measuring(bench: Bench) -> None:
+def test_waiting_for_a_process_or_the_gpu_does_not_count_as_measuring(bench: Bench) -> None:
     bench.worker.start_cost = 5.0
     bench.worker.wait_cost = 3.0
     assert searched(bench, randomly(trials=10)).result.measuring_seconds == pytest.approx(5.0)
@@ -433,14 +433,14 @@ def test_only_new_trials_count_as_repeated(bench: Bench) -> None:
     assert again.result.reused == 16
 
 
-def test_what_a_trial_takes_is_not_judged_by_twins(bench: Bench) -> None:
+def test_the_cost_of_a_trial_ignores_variants_that_take_over_a_time(bench: Bench) -> None:
     bench.worker.twin_of = DEFAULT
     search = searched(bench, randomly(trials=16))
     assert search.result.repeated > 0
     assert list(search.costs._recent) == pytest.approx([0.5] * len(search.costs._recent))
 
 
-def test_stored_trials_are_not_left_a_place_again(bench: Bench) -> None:
+def test_no_trials_are_kept_for_first_variants_that_are_stored(bench: Bench) -> None:
     run = bench.run(randomly(trials=60))
     Search(NEAR, run).try_variants(math.inf)
     few = Search(TASK, replace(run, settings=randomly(trials=20)))
@@ -506,7 +506,7 @@ def measured(end: Callable[[Future[Outcome]], None], deadline: float = math.inf)
     return made
 
 
-def test_it_finishes_with_its_outcome_and_what_it_took() -> None:
+def test_a_measurement_finishes_with_its_outcome_and_its_cost() -> None:
     noted: list[Any] = []
     costs = cast(Costs, SimpleNamespace(note=lambda *values: noted.append(values)))
     finished = measured(lambda future: future.set_result(TIMED))
@@ -520,7 +520,7 @@ def test_no_variant_is_to_blame_for_a_budget_that_ran_out(deadline: float, expec
     assert measured(lambda future: future.set_result(FAILED), deadline).finish(Costs(TASK, False)) is expected
 
 
-def test_what_never_had_its_turn_has_no_outcome() -> None:
+def test_a_job_that_never_got_the_gpu_has_no_outcome() -> None:
     ended = measured(lambda future: future.set_exception(JobError("the GPU was taken")))
     with pytest.raises(JobError):
         ended.finish(Costs(TASK, False))

@@ -149,7 +149,7 @@ def test_starting_the_process_takes_its_time_from_all_tasks(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), TunerError("a worker process could not start")])
-def test_what_ends_the_start_of_the_process_loses_no_stored_trial(
+def test_an_interrupted_start_of_the_process_loses_no_stored_trial(
     bench: Bench, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.worker.faults = lambda v: "interrupt" if len(bench.worker.measured) == 6 else ""
@@ -249,7 +249,7 @@ def test_a_batch_that_the_memory_of_the_gpu_cannot_hold_is_refused(
     tune([TASK], GPU, bench.store, randomly(trials=3), bench.executor)
 
 
-def test_only_the_default_counts_as_such_in_what_is_told_of_the_progress(bench: Bench) -> None:
+def test_progress_reports_the_time_of_the_default_only(bench: Bench) -> None:
     told: list[float | None] = []
 
     class Heard(Listener):
@@ -349,7 +349,7 @@ def test_all_processes_start_at_once_unless_nothing_is_to_be_tried(bench: Bench)
     assert (bench.worker.starts, bench.pool.started_for) == (0, [])
 
 
-def test_the_shares_of_the_time_are_told(bench: Bench) -> None:
+def test_a_result_says_how_its_time_was_spent(bench: Bench) -> None:
     bench.worker.cost = 0.01
     bench.pool.cost = 2.0
     start = bench.clock()
@@ -420,7 +420,7 @@ def test_without_a_race_a_decided_best_stays_and_is_raced_for_later(bench: Bench
     assert third.best.measured_at > first.best.measured_at
 
 
-def test_what_is_far_faster_than_the_stored_best_replaces_it_even_without_a_race(bench: Bench) -> None:
+def test_a_far_faster_variant_replaces_the_stored_best_even_without_a_race(bench: Bench) -> None:
     (first,) = tune([TASK], GPU, bench.store, randomly(trials=1), bench.executor)
     assert first.best is not None
     assert (first.best.variant, first.best.verdict) == (DEFAULT, Verdict.TIE)

@@ -67,7 +67,7 @@ def winners(bench: Bench) -> dict[str, BestConfig]:
     return {config.batch: config for config in bench.store.best_configs()}
 
 
-def test_what_holds_is_stored_with_what_is_here_now(bench: Bench) -> None:
+def test_a_winner_that_holds_is_stored_with_the_present_environment(bench: Bench) -> None:
     before = winners(bench)
     found = verified(bench)
     assert [each.state for each in found] == [HELD, HELD]
@@ -83,7 +83,7 @@ def test_what_holds_is_stored_with_what_is_here_now(bench: Bench) -> None:
     assert stale(bench.store.best_configs(), GPU, newer) == []
 
 
-def test_what_is_beaten_has_moved_and_stays_as_it_was(bench: Bench) -> None:
+def test_a_winner_that_is_beaten_has_moved_and_stays_stored(bench: Bench) -> None:
     before = winners(bench)
     renew(bench, lambda v: 0.97 if v == near else steady(v))
     near = next(one_step(STAR, before[str(TASK.batch)], GPU))
@@ -130,14 +130,14 @@ def test_an_equal_that_is_simpler_does_not_beat_it(bench: Bench) -> None:
     assert (found[TASK].fresh.variant, found[TASK].fresh.verdict) == (STAR, Verdict.TIE)
 
 
-def test_a_card_that_is_not_steady_decides_nothing(bench: Bench) -> None:
+def test_an_unsteady_gpu_decides_nothing(bench: Bench) -> None:
     renew(bench, lambda v: 1.0 if v == STAR else 1.05)
     bench.worker.sentinels = (9, 9, tuple([1.0] * 9))
     assert {each.state for each in verified(bench)} == {UNDECIDED}
     assert len(stale(bench.store.best_configs(), GPU, newer)) == 2
 
 
-def test_what_the_time_did_not_suffice_for_is_gone_on_with(bench: Bench) -> None:
+def test_the_next_run_verifies_what_the_time_did_not_suffice_for(bench: Bench) -> None:
     tune([Task(SPEC, Batch.parse(f"5x1@{2000 + i}"), 16) for i in range(4)], GPU, bench.store, SETTINGS,
          replace(bench.executor, environment_of=environment))
     renew(bench)
@@ -152,7 +152,7 @@ def test_what_the_time_did_not_suffice_for_is_gone_on_with(bench: Bench) -> None
     assert len(bench.worker.measured) + measured <= 6 * ENTRANTS + 2
 
 
-def test_only_what_moved_is_tuned_anew(bench: Bench) -> None:
+def test_only_winners_that_moved_are_tuned_anew(bench: Bench) -> None:
     bench.worker.faults = lambda v: "it does not run" if v == STAR and bench.worker.jobs[-1].task == TASK else ""
     found = verified(bench)
     retune(found, GPU, bench.store, SETTINGS, bench.executor)
