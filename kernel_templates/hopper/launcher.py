@@ -88,8 +88,8 @@ class GluonHopperLauncher(BalancedLauncher):
                 f"gluon_hopper cannot read K with strides {t.k_cache.stride()} and V with others, {t.v_cache.stride()}"
             )
         arguments = (
-            self._items, self._merges, self._counts, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out,
-            t.block_table, *self._partial, self._counters, self._partial[1].stride(0),
+            *self._work, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out,
+            t.block_table, *self._partials, self._partials.max.stride(0),
             spec.softmax_scale * LOG2_E.value, *t.q.stride()[:2], *t.out.stride()[:2], t.block_table.stride(0), *view,
         )  # fmt: skip
         constants: dict[str, Any] = {

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from triton import knobs
@@ -22,6 +22,7 @@ from ..limits import next_power_of_two
 from ..registry import template_of, why_invalid
 from ..spec import AttentionSpec
 from ..variant import Variant
+from .arguments import NO_FEATURES, Features
 from .memory import Workspace
 
 # The size of an axis in a wanted shape that accepts every size.
@@ -61,22 +62,6 @@ class Tensors:
     tree_mask: torch.Tensor | None = None
     # Written if given: the natural log-sum-exp [num_tokens, num_q_heads] float32, sink included.
     lse: torch.Tensor | None = None
-
-
-class Features(NamedTuple):
-    """The kernels' argument for a layer's features: tensors of `Tensors`, None where the layer lacks the feature."""
-
-    sinks: torch.Tensor | None
-    alibi_slopes: torch.Tensor | None
-    q_scale: torch.Tensor | None
-    k_scale: torch.Tensor | None
-    v_scale: torch.Tensor | None
-    tree_mask: torch.Tensor | None
-    lse: torch.Tensor | None
-    stride_lse: int | None
-
-
-NO_FEATURES = Features(None, None, None, None, None, None, None, None)
 
 
 def features_of(tensors: Tensors, spec: AttentionSpec) -> Features:

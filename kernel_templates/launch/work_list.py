@@ -16,6 +16,7 @@ from ..gpu import Gpu
 from ..spec import AttentionSpec
 from ..template import Body
 from ..variant import Variant
+from .arguments import Partials, Work
 from .launcher import DEFAULTS, Launcher, Settings, Tensors
 from .memory import Upload, indexed
 from .plan import ENTRY_FIELDS, ITEM_FIELDS, MERGE_FIELDS, WorkList, fixed_segments, work_list
@@ -59,12 +60,9 @@ class WorkListLauncher(Launcher):
     _device: torch.device | None = None
     _room = Room(0, 0, 0)
     _upload: Upload
-    _items: torch.Tensor
-    _merges: torch.Tensor
+    _work: Work
     _entries: torch.Tensor
-    _counts: torch.Tensor
-    _partial: tuple[torch.Tensor, ...]
-    _counters: torch.Tensor
+    _partials: Partials
     # Items and entries that the grids have programs for.
     _num_items = 0
     _num_entries = 0
@@ -158,7 +156,7 @@ class WorkListLauncher(Launcher):
         stop = COUNTS + ITEM_FIELDS * num_items
         array[COUNTS:stop].reshape(num_items, ITEM_FIELDS)[:] = work.items
         if self.constants.last_merges:
-            start = int(self._merges.storage_offset())
+            start = int(self._work.merges.storage_offset())
             stop = start + MERGE_FIELDS * num_items
             array[start:stop].reshape(num_items, MERGE_FIELDS)[:] = work.merges
         elif num_entries:
@@ -174,19 +172,20 @@ class WorkListLauncher(Launcher):
         num_merges = even if self.constants.last_merges else 0
         sizes = (COUNTS, ITEM_FIELDS * even, MERGE_FIELDS * num_merges, ENTRY_FIELDS * room.entries)
         self._upload = Upload(sum(sizes), device)
-        self._counts, items, merges, entries = self._upload.buffer.split(sizes)
-        self._items, self._merges = items.view(-1, ITEM_FIELDS), merges.view(-1, MERGE_FIELDS)
+        counts, items, merges, entries = self._upload.buffer.split(sizes)
+        self._work = Work(items.view(-1, ITEM_FIELDS), merges.view(-1, MERGE_FIELDS), counts)
         self._entries = entries.view(-1, ENTRY_FIELDS)
         rows = (self.spec.num_kv_heads, max(1, room.partial_rows))
         of_rows = (rows, torch.float32)
         outputs = ((*rows, self.spec.value_dim), self.constants.partials)
-        self._partial = self.workspace.take((outputs, of_rows, of_rows), self._device)
         # Each launch leaves zeros behind.
-        self._counters = torch.zeros(rows if self.constants.last_merges else 1, dtype=torch.int32, device=device)
+        counters = torch.zeros(rows if self.constants.last_merges else 1, dtype=torch.int32, device=device)
+        out, maxima, sums = self.workspace.take((outputs, of_rows, of_rows), self._device)
+        self._partials = Partials(out, maxima, sums, counters)
 
     def workspaces(self) -> tuple[torch.Tensor, ...]:
         """The partial outputs [kv_heads, rows, value_dim], and their maxima and sums [kv_heads, rows] in float32."""
-        return self._partial
+        return self._partials[:3]
 
     @property
     def programs(self) -> tuple[int, ...]:
@@ -195,10 +194,11 @@ class WorkListLauncher(Launcher):
 
     def launch_key(self) -> str:
         """A hash of the grids, of the work list read back from the device, and of the partial results' layout."""
-        counts = self._counts.tolist()
+        work, entries = self._work, self._entries
+        counts = work.counts.tolist()
         layout = (self.programs, self._num_items, self._num_entries, self._room.partial_rows, counts)
         digest = hashlib.sha256(repr(layout).encode())
-        for buffer, count in ((self._items, counts[0]), (self._merges, counts[0]), (self._entries, counts[1])):
+        for buffer, count in ((work.items, counts[0]), (work.merges, counts[0]), (entries, counts[1])):
             digest.update(buffer[:count].cpu().numpy().tobytes())
         return digest.hexdigest()
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..batch import MAX_TOKENS, Batch, IntArray, Lengths
+from ..launch.arguments import Code, Heads, Inputs, Layer, Strides
 from ..launch.launcher import Tensors, features_of, offset_dtype, run_or_compile
 from ..launch.plan import balanced_by_part, balanced_segments, equal_segments
 from ..launch.room import Limit, Room
@@ -48,23 +49,22 @@ class TritonLauncher(WorkListLauncher):
     def _arguments(self, t: Tensors, constants: KernelConstants) -> tuple[Any, ...]:
         """The arguments of an attention kernel."""
         return (
-            self._items, self._merges, self._counts, t.q, t.k_cache, t.v_cache, *self._descriptors(t, constants),
-            t.out, t.block_table, *self._partial, self._counters, self._partial[1].stride(0),
-            features_of(t, self.spec), self.spec.softmax_scale * LOG2_E.value, *t.q.stride()[:2], *t.out.stride()[:2],
-            *t.k_cache.stride()[:3], *t.v_cache.stride()[:3], t.block_table.stride(0),
+            self._work, Inputs(t.q, t.k_cache, t.v_cache), *self._descriptors(t, constants), t.out, t.block_table,
+            self._partials, self._partials.max.stride(0), features_of(t, self.spec),
+            self.spec.softmax_scale * LOG2_E.value, Strides.of(t.q, t.out, t.k_cache, t.v_cache),
+            t.block_table.stride(0),
         )  # fmt: skip
 
     def _compile_time(self, t: Tensors, c: KernelConstants) -> dict[str, Any]:
         """The compile-time arguments of an attention kernel, without those of the grid."""
         spec = self.spec
+        # A window longer than any sequence must still compile to int32 arithmetic.
+        window = min(spec.sliding_window or 0, MAX_TOKENS)
         return {
-            "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "VALUE_DIM": spec.value_dim,
-            "PAGE_SIZE": self.variant.page_size,
-            # A window longer than any sequence must still compile to int32 arithmetic.
-            "WINDOW": min(spec.sliding_window or 0, MAX_TOKENS), "SOFT_CAP": spec.logits_soft_cap,
-            "LONG_M": c.long.block_m, "LONG_N": c.long.block_n, "SHORT_M": c.short.block_m, "SHORT_N": c.short.block_n,
-            "STAGES": c.num_stages, "LOAD": "tma" if c.tma else offset_dtype(t),
-            "LAST_MERGES": c.last_merges, "WIDEN": self._widen,
+            "LAYER": Layer(spec.group_size, spec.head_dim, spec.value_dim, self.variant.page_size, window,
+                           spec.logits_soft_cap),
+            "LONG": c.long, "SHORT": c.short,
+            "CODE": Code(c.num_stages, "tma" if c.tma else offset_dtype(t), c.last_merges, self._widen),
             "PDL": self.overlaps_reduction, "num_warps": c.num_warps, "num_stages": c.num_stages,
         }  # fmt: skip
 
@@ -92,14 +92,14 @@ class TritonLauncher(WorkListLauncher):
     def start_reduction(self, tensors: Tensors) -> None:
         """Start the reduction on the planned entries."""
         t, spec = tensors, self.spec
-        arguments = (self._entries, self._counts, t.out, *self._partial, self._partial[1].stride(0),
-                     features_of(t, spec), *t.out.stride()[:2])
+        partials = self._partials._replace(counters=None)
+        arguments = (self._entries, self._work.counts, t.out, partials, partials.max.stride(0), features_of(t, spec),
+                     *t.out.stride()[:2])
         chosen = self._rows_of_program()
         # The first launch compiles both, so that no later batch waits for the compiler. A fixed split has only one.
         for rows in (chosen,) if self._has_both or self.settings.fixed_split else (1, COMBINE_ROWS):
             # With fewer rows a program takes more partial results, so that as many loads are in flight.
-            partials = max(8, 32 // rows)
-            constants = {"GROUP": spec.group_size, "VALUE_DIM": spec.value_dim, "ROWS": rows, "PARTIALS": partials,
+            constants = {"LAYER": Heads(spec.group_size, spec.value_dim), "ROWS": rows, "PARTIALS": max(8, 32 // rows),
                          "WIDEN": self._widen, "PDL": self.overlaps_reduction, "num_warps": COMBINE_WARPS}  # fmt: skip
             if self.overlaps_reduction:
                 constants["launch_pdl"] = True

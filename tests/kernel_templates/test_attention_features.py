@@ -174,7 +174,7 @@ def test_segments_are_cut_inside_the_window():
     launcher = make_launcher(variant, spec, INTERPRETER)
     launcher.plan(Batch.parse("1x1@1000"), "cpu")
     # Of 65 keys, the first 15 of a key tile of 16 and the last: five key tiles in three items.
-    items = launcher._items[:3].tolist()  # pyright: ignore
+    items = launcher._work.items[:3].tolist()  # pyright: ignore
     assert sorted((start, stop) for *_, start, stop, _, _ in items) == [(928, 960), (960, 992), (992, 1001)]
     check(variant, spec, Batch.parse("1x1@1000,1x12@200"))
 

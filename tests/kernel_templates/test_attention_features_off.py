@@ -16,8 +16,9 @@ from attention_tuner.kernel_templates import template
 
 KERNELS = Path(template.__file__).parent
 COMBINE = "triton_family/combine.py"
-# Through these a kernel knows of features. Those that the host launches keep them, and look at none.
-PARAMETERS = ("features", "WINDOW", "SOFT_CAP")
+# The kernels' records of features, and fields of `Layer` that are features, with their values in a plain layer.
+FEATURES = "features"
+FIELDS = {"WINDOW": 0, "SOFT_CAP": None}
 SCRIPT = """
 import sys
 from attention_tuner.kernel_templates.batch import Batch
@@ -40,22 +41,32 @@ LAYERS = [f"{PLAIN}{dtype}" for dtype in ("bfloat16", "float16")]
 
 
 class _WithoutFeatures(ast.NodeTransformer):
-    """Takes out what `PARAMETERS` would make run, then the parameters themselves: what is left cannot use them."""
+    """Replaces features by their values in a plain layer, then drops the branches that cannot run."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if not node.name.endswith("_kernel"):
-            node.args.args = [each for each in node.args.args if each.arg not in PARAMETERS]
+            node.args.args = [each for each in node.args.args if each.arg not in (FEATURES, *FIELDS)]
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        node.args = [each for each in node.args if not (isinstance(each, ast.Name) and each.id in PARAMETERS)]
+        node.args = [each for each in node.args if ast.unparse(each).rpartition(".")[2] not in (FEATURES, *FIELDS)]
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        is_read = isinstance(node.ctx, ast.Load) and node.id in FIELDS
+        return ast.Constant(FIELDS[node.id]) if is_read else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        is_feature = isinstance(node.value, ast.Name) and node.value.id == FEATURES
+        if is_feature or node.attr in FIELDS:
+            return ast.Constant(FIELDS.get(node.attr))
         return self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """`features.sinks is not None` does not hold."""
-        left = node.left.value if isinstance(node.left, ast.Attribute) else node.left
-        is_asked = isinstance(left, ast.Name) and left.id in PARAMETERS and isinstance(node.ops[0], ast.IsNot)
-        return ast.Constant(False) if is_asked else self.generic_visit(node)
+        """`features.sinks is not None` is false."""
+        self.generic_visit(node)
+        is_asked = isinstance(node.left, ast.Constant) and isinstance(node.ops[0], ast.IsNot)
+        return ast.Constant(False) if is_asked else node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
@@ -72,7 +83,7 @@ class _WithoutFeatures(ast.NodeTransformer):
 
 
 def _is_false(test: ast.AST) -> bool:
-    return ast.unparse(test) in ("False", "WINDOW")
+    return ast.unparse(test) in ("False", "0")
 
 
 def package(folder: Path, changes: dict[str, str]) -> Path:

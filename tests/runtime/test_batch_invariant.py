@@ -130,7 +130,7 @@ def test_the_output_is_right_and_segments_are_fixed():
     plan(attention, checker.batch)
     assert checker.judge(*run(attention, checker.tensors, return_lse=True)).passed
     (launcher,) = attention._launchers._eager.values()  # pyright: ignore
-    items = launcher._items[: launcher._num_items].tolist()  # pyright: ignore
+    items = launcher._work.items[: launcher._num_items].tolist()  # pyright: ignore
     assert sorted((seq, start, stop) for _, _, _, _, start, stop, seq, _ in items) == [
         (0, 0, 256), (0, 256, 512), (1, 0, 128), (1, 128, 151), (2, 0, 23),
     ]  # fmt: skip

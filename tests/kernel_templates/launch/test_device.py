@@ -1,7 +1,10 @@
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from attention_tuner.kernel_templates.launch import device
 from attention_tuner.kernel_templates.launch.device import present_gpu, present_memory_bytes, present_uuid
 
 
@@ -13,6 +16,21 @@ def test_without_a_gpu_there_is_none():
     assert present_gpu() is None
     assert present_uuid() is None
     assert present_memory_bytes() is None
+
+
+@pytest.mark.parametrize(("script", "version"), [
+    ("echo 580.1", "580.1"), ("true", ""), ("exec sleep 60", ""),
+])
+def test_the_driver_is_unknown_where_nvidia_smi_says_nothing_in_time(
+    script: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    if not version:
+        monkeypatch.setattr(device, "DRIVER_LIMIT_S", 0.2)
+    assert device._driver_version() == version
 
 
 @pytest.mark.gpu

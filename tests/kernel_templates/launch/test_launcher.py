@@ -8,8 +8,8 @@ from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.errors import BatchError, SpecError, VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.heuristic import default_variant
+from attention_tuner.kernel_templates.launch.arguments import NO_FEATURES
 from attention_tuner.kernel_templates.launch.launcher import (
-    NO_FEATURES,
     Launcher,
     Settings,
     Tensors,

@@ -84,11 +84,11 @@ def test_a_captured_grid_serves_another_batch_of_its_size():
     grids = launched_grids(launcher)
     large, small = (Checker(SPEC, Batch.parse(text), 16, "cpu") for text in ("3x1@70", "2x1@50,1x4@3"))
     assert large.check(launcher).passed
-    places = [tensor.data_ptr() for tensor in (launcher._items, launcher._entries, launcher._counts)]  # pyright: ignore
+    places = [tensor.data_ptr() for tensor in (launcher._work.items, launcher._entries, launcher._work.counts)]  # pyright: ignore
     partial = [tensor.data_ptr() for tensor in launcher.workspaces()]
     assert small.check(launcher).passed
     assert grids[:2] == grids[2:]
-    assert places == [t.data_ptr() for t in (launcher._items, launcher._entries, launcher._counts)]  # pyright: ignore
+    assert places == [t.data_ptr() for t in (launcher._work.items, launcher._entries, launcher._work.counts)]  # pyright: ignore
     assert partial == [tensor.data_ptr() for tensor in launcher.workspaces()]
 
 
@@ -228,12 +228,12 @@ def test_the_last_program_of_a_tile_merges_and_which_it_is_makes_no_difference(s
     expected = checker.tensors.out.clone()
     # The interpreter runs programs in the order of the grid, so that another order of items has other last ones.
     order = torch.randperm(launcher._num_items, generator=torch.Generator().manual_seed(seed))  # pyright: ignore
-    for rows in (launcher._items, launcher._merges):  # pyright: ignore
+    for rows in (launcher._work.items, launcher._work.merges):  # pyright: ignore
         rows[: len(order)] = rows[order].clone()
     checker.tensors.out.fill_(torch.nan)
     launcher.run(checker.tensors)
     assert torch.equal(checker.tensors.out, expected)
-    assert not launcher._counters.any()  # pyright: ignore
+    assert not launcher._partials.counters.any()  # pyright: ignore
 
 
 def test_both_reductions_of_short_sequences_give_the_same_bits():

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_tuner.kernel_templates.launch.launcher import Features
+from attention_tuner.kernel_templates.launch.arguments import Features, Heads, Partials
 from attention_tuner.kernel_templates.triton_family.combine import combine_kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -42,8 +42,8 @@ def test_segments_merge_to_the_softmax_over_all_of_them(
     padded = [*entries, [0, -1, rows, rows, *[-1] * 4, 0, num_segments, rows]]
     combine_kernel[len(padded), heads, rows_per_entry // rows_per_program](
         torch.tensor(padded, dtype=torch.int32), torch.tensor([0, len(entries)], dtype=torch.int32), out,
-        partial_out.reshape(*flat, value_dim), maxima.reshape(flat), weights.sum(-1).reshape(flat), flat[1],
-        features, *out.stride()[:2], GROUP=GROUP, VALUE_DIM=value_dim, ROWS=rows_per_program,
+        Partials(partial_out.reshape(*flat, value_dim), maxima.reshape(flat), weights.sum(-1).reshape(flat), None),
+        flat[1], features, *out.stride()[:2], LAYER=Heads(GROUP, value_dim), ROWS=rows_per_program,
         PARTIALS=32 // rows_per_program, WIDEN=False, PDL=False,
     )  # fmt: skip
     joined = torch.softmax(scores.double().permute(0, 2, 1, 3).flatten(2) * np.log(2), -1)
@@ -57,7 +57,7 @@ def test_segments_merge_to_the_softmax_over_all_of_them(
 # Compiles each kernel of a batch with a split sequence, and says which griddepcontrol instructions it has.
 SCRIPT = """
 import json, re
-from attention_tuner.kernel_templates import compiler
+from attention_tuner.kernel_templates.launch import compiler
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import TARGETS
 from attention_tuner.kernel_templates.heuristic import candidates

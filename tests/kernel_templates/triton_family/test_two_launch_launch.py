@@ -5,6 +5,7 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.gpu import INTERPRETER
 from attention_tuner.kernel_templates.launch.launcher import make_launcher
+from attention_tuner.kernel_templates.limits import Body
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.triton_family.launchers import TwoLaunchLauncher
 from attention_tuner.kernel_templates.variant import Variant
@@ -41,9 +42,9 @@ def test_each_kind_is_launched_in_its_own_body_and_merged_once(order: str):
     launches = Launches(launcher)
     assert Checker(SPEC, Batch.parse("1x20@100,2x1@150,1x5@3"), 16, "cpu").check(launcher).passed
     (_, long), (_, short), (_, merge) = launches.found
-    names = ("PART", "LONG_M", "LONG_N", "SHORT_M", "SHORT_N", "num_warps")
-    assert [long[name] for name in names] == ["long", 32, 32, 32, 32, 4]
-    assert [short[name] for name in names] == ["short", 16, 16, 16, 16, 2]
+    names = ("PART", "LONG", "SHORT", "num_warps")
+    assert [long[name] for name in names] == ["long", Body(32, 32), Body(32, 32), 4]
+    assert [short[name] for name in names] == ["short", Body(16, 16), Body(16, 16), 2]
     assert "PART" not in merge
 
 
