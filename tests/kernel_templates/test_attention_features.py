@@ -82,7 +82,7 @@ MERGING = st.sampled_from((
     {"waves": 4, "partials": "bfloat16"}, {"waves": 4, "reduction": "last_program"},
 ))  # fmt: skip
 # The interpreter runs many small launches in the time of a few large ones.
-LONGEST_S = 0.3
+LONGEST_S = 0.15
 
 
 def variant_of(template: str, page_size: int, **changes: Value) -> Variant:
@@ -112,7 +112,7 @@ def check(variant: Variant, spec: AttentionSpec, batch: Batch, seed: int = 0, te
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @given(SPECS, BATCHES, VALUES, MERGING, st.integers(0, 99))
-@settings(deadline=None, max_examples=20, derandomize=True,
+@settings(deadline=None, max_examples=8, derandomize=True,
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])  # fmt: skip
 def test_any_combination_is_right(
     template: str, spec: AttentionSpec, batch: Batch, values: dict[str, Any], merging: dict[str, Any], seed: int
@@ -127,10 +127,11 @@ def test_any_combination_is_right(
     check(variant, spec, batch, seed)
 
 
-@pytest.mark.parametrize("q_dtype", ["auto", "float8_e4m3fn", "float8_e5m2"])
-@pytest.mark.parametrize("template", ["unified", "fused", "persistent", "two_launch"])
+@pytest.mark.parametrize(("template", "q_dtype"), [
+    ("unified", "auto"), ("fused", "float8_e4m3fn"), ("persistent", "float8_e5m2"), ("two_launch", "auto"),
+])  # fmt: skip
 def test_all_features_at_once(template: str, q_dtype: str):
-    spec = AttentionSpec(8, 2, 40, "bfloat16", "float8_e4m3fn", 37, 20.0, True, True, v_head_dim=32, has_tree_mask=True,
+    spec = AttentionSpec(4, 2, 40, "bfloat16", "float8_e4m3fn", 37, 20.0, True, True, v_head_dim=32, has_tree_mask=True,
                          q_dtype=q_dtype)
     variant = variant_of(template, 48)
     if template == "unified":
@@ -224,7 +225,7 @@ OUTWEIGHED = [(dtypes, by, 18.0) for dtypes in OF_SMALL_WEIGHTS for by in ("sink
 
 @pytest.mark.parametrize(("dtypes", "outweighed_by", "score"), OUTWEIGHED, ids=str)
 def test_many_keys_count_beside_what_outweighs_each(dtypes: tuple[str, str], outweighed_by: str, score: float):
-    spec, batch = AttentionSpec(2, 1, 32, *dtypes, has_sinks=True, scale=1.0), Batch.parse("1x1@511,1x9@300")
+    spec, batch = AttentionSpec(2, 1, 32, *dtypes, has_sinks=True, scale=1.0), Batch.parse("1x1@300,1x9@150")
     tensors = Checker(spec, batch, 16, "cpu").tensors
     assert tensors.sinks is not None
     # All scores are 0, and all values 1.
@@ -258,7 +259,7 @@ def test_scores_that_float32_holds_to_the_next_8_overflow_no_probability(unmaske
     tensors.k_cache.fill_(0)
     # One product each, so that all scores are the same number.
     tensors.k_cache[..., 0] = 8192.0
-    for size in range(8200, 8300, 8):
+    for size in range(8200, 8300, 24):
         tensors.q[..., 0] = size
         launcher = make_launcher(variant_of("fused", 16, block_n=16), spec, INTERPRETER)
         launcher.plan(batch, "cpu")
@@ -267,13 +268,12 @@ def test_scores_that_float32_holds_to_the_next_8_overflow_no_probability(unmaske
         assert torch.allclose(tensors.out.double(), oracle, atol=5e-3)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("q_dtype", ["float8_e4m3fn", "float8_e5m2"])
-@pytest.mark.parametrize(
-    "features", [{}, {"sliding_window": 23}, {"has_sinks": True}, {"logits_soft_cap": 20.0}], ids=str
-)
+@pytest.mark.parametrize(("features", "q_dtype", "dtype"), [
+    ({}, "float8_e4m3fn", "bfloat16"), ({"sliding_window": 23}, "float8_e5m2", "float16"),
+    ({"has_sinks": True}, "float8_e4m3fn", "float16"), ({"logits_soft_cap": 20.0}, "float8_e5m2", "bfloat16"),
+], ids=str)  # fmt: skip
 def test_queries_in_8_bits(features: dict[str, Any], q_dtype: str, dtype: str):
-    spec = AttentionSpec(8, 2, 32, dtype, "float8_e5m2", **features, q_dtype=q_dtype)
+    spec = AttentionSpec(4, 2, 32, dtype, "float8_e5m2", **features, q_dtype=q_dtype)
     for waves in (0, 4):
         check(variant_of("fused", 16, block_n=16, waves=waves), spec, Batch.parse("1x12@70,2x1@130,1x0@9"))
 
@@ -316,11 +316,11 @@ def test_no_row_makes_another_of_its_tile_wrong(row: float, soft_cap: float | No
 @pytest.mark.parametrize("template", ["unified", "fused"])
 @pytest.mark.parametrize("dtypes", OF_SMALL_WEIGHTS, ids=str)
 def test_sinks_are_right_beside_few_and_many_keys(dtypes: tuple[str, str], template: str):
-    spec = AttentionSpec(8, 2, 32, *dtypes, has_sinks=True)
+    spec = AttentionSpec(2, 1, 32, *dtypes, has_sinks=True)
     variant = variant_of(template, 32)
     if template == "unified":
         variant = Variant.of("unified", 32, SHARED | {"block_m": 16, "block_n": 16, "num_segments": 4})
-    check(variant, spec, Batch.parse("1x3@2000,1x12@40,1x1@3"))
+    check(variant, spec, Batch.parse("1x3@1000,1x12@40,1x1@3"))
 
 
 def test_a_tree_that_hides_everything_gives_zeros_and_an_infinite_lse():
@@ -334,11 +334,10 @@ def test_a_tree_that_hides_everything_gives_zeros_and_an_infinite_lse():
         assert not checker.tensors.out[2].any()
 
 
-@pytest.mark.parametrize("waves", [0, 8])
-@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize(("window", "waves"), [(None, 8), (8, 0)])
 def test_the_words_alone_say_which_tokens_see_each_other(window: int | None, waves: int):
-    spec = AttentionSpec(4, 2, 32, "float16", sliding_window=window, has_sinks=True, has_tree_mask=True)
-    batch = Batch.parse("1x20@9,1x5@30,1x1@7,1x40@0,1x64@100,1x65@3")
+    spec = AttentionSpec(2, 1, 32, "float16", sliding_window=window, has_sinks=True, has_tree_mask=True)
+    batch = Batch.parse("1x20@9,1x5@30,1x1@7,1x64@50,1x65@3")
     tensors = Checker(spec, batch, 16, "cpu").tensors
     assert tensors.tree_mask is not None
     # Later ones too, and tokens that no sequence has.
@@ -391,7 +390,7 @@ def test_a_tensor_that_is_no_row_of_its_dtype_is_refused(wrong: torch.Tensor):
 HEAD_SIZES = [(80, None), (96, None), (112, None), (192, None), (192, 128), (512, None), (320, 264)]
 
 
-@pytest.mark.parametrize("template", ["unified", "fused", "persistent", "two_launch"])
+@pytest.mark.parametrize("template", ["unified", "fused"])
 @pytest.mark.parametrize("sizes", HEAD_SIZES, ids=str)
 def test_head_sizes(sizes: tuple[int, int | None], template: str):
     head_dim, v_head_dim = sizes

@@ -65,5 +65,5 @@ def test_one_launch_merges_and_its_counters_are_zero_beforehand():
     # No kernel follows that waits for this one.
     assert not constants["PDL"]
     _, maxima, _ = launcher.workspaces()
-    assert launcher._counters.shape == maxima.shape  # pyright: ignore
-    assert not torch.any(launcher._counters)  # pyright: ignore
+    assert launcher._partials.counters.shape == maxima.shape  # pyright: ignore
+    assert not torch.any(launcher._partials.counters)  # pyright: ignore

@@ -216,8 +216,7 @@ def test_room_for_a_large_batch_decides_how_many_rows_a_program_merges(monkeypat
     assert rows == [1, 1, 4, 1]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_last_program_of_a_tile_merges_and_which_it_is_makes_no_difference(seed: int):
+def test_the_last_program_of_a_tile_merges_and_which_it_is_makes_no_difference():
     variant = Variant.of("fused", 16, GRID_BY_HEADS | {"block_m": 32, "reduction": "last_program"})
     launcher = make_launcher(variant, SPEC, INTERPRETER)
     batch = Batch.parse("1x20@90,2x1@150")
@@ -227,7 +226,7 @@ def test_the_last_program_of_a_tile_merges_and_which_it_is_makes_no_difference(s
     assert len(grids) == 1
     expected = checker.tensors.out.clone()
     # The interpreter runs programs in the order of the grid, so that another order of items has other last ones.
-    order = torch.randperm(launcher._num_items, generator=torch.Generator().manual_seed(seed))  # pyright: ignore
+    order = torch.randperm(launcher._num_items, generator=torch.Generator().manual_seed(0))  # pyright: ignore
     for rows in (launcher._work.items, launcher._work.merges):  # pyright: ignore
         rows[: len(order)] = rows[order].clone()
     checker.tensors.out.fill_(torch.nan)

@@ -31,7 +31,7 @@ SEQUENCES = st.one_of(
 BATCHES = st.lists(SEQUENCES, min_size=1, max_size=4).map(lambda sequences: Batch(tuple(sequences)))
 SPECS = st.builds(
     lambda heads, dim, dtype: AttentionSpec(*heads, dim, dtype),
-    st.sampled_from(((4, 2), (2, 2), (7, 1), (8, 1), (17, 1))), st.sampled_from((64, 64, 64, 128, 256)),
+    st.sampled_from(((4, 2), (2, 2), (7, 1), (17, 1))), st.sampled_from((64, 64, 64, 128, 256)),
     st.sampled_from(("bfloat16", "float16")),
 )  # fmt: skip
 PAGES = st.sampled_from((16, 32, 48, 128, 528))
@@ -56,7 +56,7 @@ PERSISTENT = st.builds(
 )  # fmt: skip
 
 interpreted = settings(
-    deadline=None, max_examples=24, derandomize=True,
+    deadline=None, max_examples=8, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
@@ -141,7 +141,7 @@ def test_interpreted_bfloat16_is_within_twice_the_error_of_eager():
 
 def rms_error(partials: str) -> float:
     """The error of a hybrid batch whose keys are cut into many ranges, relative to the output."""
-    spec, batch = AttentionSpec(4, 2, 64), Batch.parse("1x12@300,2x1@400")
+    spec, batch = AttentionSpec(4, 2, 64), Batch.parse("1x12@200,1x1@300")
     tensors = make_tensors(spec, batch, 16, "cpu", 0, needles=False)
     launcher = make_launcher(variant_of("fused", 16).replace(partials=partials, waves=8), spec, INTERPRETER)
     launcher.plan(batch, "cpu")
