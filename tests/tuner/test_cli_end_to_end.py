@@ -127,7 +127,7 @@ def test_a_suite_is_crossed_and_verified_on_a_gpu(environment: dict[str, str], r
     tuned = started(environment, "tune", *layer, *asked, "--page-size", "16,128", "--trials", "10", "--cross")
     assert all(result["best"] is not None for result in tuned["results"])
     assert sum(result["crossed"] for result in tuned["results"]) > 0
-    assert sum(result["shared_compiles"] for result in tuned["results"]) > 0
+    assert sum(result["shared"] for result in tuned["results"]) > 0
     for group in run("report", "portfolio", *layer, "--kernels", "2")["groups"]:
         assert (group["shapes"], group["portfolio"]["shapes"]) == (4, 4)
         assert group["left_out"]["judged"] >= 2

@@ -32,13 +32,15 @@ def gpu() -> Gpu:
         ("illegal_address", "check", r"illegal memory access"),
         ("endless_kernel", "check", r"^gave no result within 20 s"),
         ("out_of_memory", "check", r"^OutOfMemoryError"),
-        ("endless_compile", "compile", r"^took more than 20 s of CPU time"),
+        ("endless_compile", "compile", r"^gave no result within 20 s"),
         ("compiler_abort", "compile", r"^killed by SIGABRT: LLVM ERROR: Cannot select"),
     ],
 )
 def test_one_variant_is_to_blame(make_faulty: MakeFaulty, gpu: Gpu, fault: str, stage: str, reason: str) -> None:
     faulty = make_faulty(fault, gpu)
-    result = faulty.tune(Impatient(interpret=False, limit_s=20), CompilePool(2, limit_s=20))
+    # One compile at a time keeps the order of the trials; a second one goes on beside a compile that does not end.
+    pool = CompilePool(2 if stage == "compile" else 1, limit_s=20)
+    result = faulty.tune(Impatient(interpret=False, limit_s=20), pool)
     faulty.check_blame(result, stage, reason)
 
 

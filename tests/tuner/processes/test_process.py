@@ -141,6 +141,9 @@ def test_a_death_is_explained_by_what_was_said(child: ChildProcess) -> None:
     saying = "starting\nLLVM ERROR: cannot select\nPLEASE submit a bug report\n"
     with pytest.raises(JobError, match=r"^killed by SIGABRT: LLVM ERROR: cannot select$"):
         child.run(faults.Die(signal.SIGABRT, saying), LIMIT_S)
+    thrown = "terminate called after throwing an instance of 'Error'\n  what():  CUDA error: illegal access\nmore\n"
+    with pytest.raises(JobError, match=r"^killed by SIGABRT: CUDA error: illegal access$"):
+        child.run(faults.Die(signal.SIGABRT, thrown), LIMIT_S)
     with pytest.raises(JobError, match=r"^killed by SIGABRT: last words$"):
         child.run(faults.Die(signal.SIGABRT, "first words\nlast words\n"), LIMIT_S)
     with pytest.raises(JobError, match=r"^killed by SIGABRT: only words$"):
