@@ -154,7 +154,7 @@ def main() -> None:
         with Store.open(path) as store:
             configs += store.best_configs()
     if options.measure:
-        gpu = record.machine(interpreter=False)
+        gpu = record.required_gpu(interpreter=False)
         configs = [config for config in configs if config.gpu.name == gpu.name]
         times: Mapping[BestConfig, Times] = measured(configs, gpu, options.rounds)
     else:

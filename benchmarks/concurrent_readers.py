@@ -207,13 +207,14 @@ def measure(readers: int, rows: int, seconds: float) -> dict[str, Any]:
         found = [results.get(timeout=60) for _ in processes]
         for process in processes:
             process.join()
-    return {"readers": [told(reader, tuner["written"]) for reader in found], "results": len(tuner["written"]),
+    readers_found = [reader_document(reader, tuner["written"]) for reader in found]
+    return {"readers": readers_found, "results": len(tuner["written"]),
             "exit_codes": [process.exitcode for process in processes],
             "writes_ms": {name: summary(tuner["times"][name]) for name in WRITES},
             "writes_alone_ms": {name: summary(alone["times"][name]) for name in WRITES}}  # fmt: skip
 
 
-def told(reader: Reader, written: Sequence[BestConfig]) -> dict[str, Any]:
+def reader_document(reader: Reader, written: Sequence[BestConfig]) -> dict[str, Any]:
     """The findings of a reader as JSON values."""
     wrong = [*reader.wrong, *half_results(reader, written)]
     return {"lookups": reader.lookups, "snapshots": len(reader.loads), "seen": sum(map(len, reader.seen.values())),

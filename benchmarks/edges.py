@@ -79,7 +79,7 @@ class Bench:
                 make_tensors(self.spec, batch, self.page_size, bench.device, seed, packed=is_packed, needles=False)
                 for seed in range(count)
             ]
-            watches[kind] = sampler(Stopwatch(launcher.run, tensors, bench.stopwatch(launcher, GRAPH).regime))
+            watches[kind] = median_of_three(Stopwatch(launcher.run, tensors, bench.stopwatch(launcher, GRAPH).regime))
         ms = in_turns(watches)
         return {"batch": name, "variant": variant.key(), **ms, "ratio": ms["packed"] / ms["separate"]}
 
@@ -93,7 +93,7 @@ class Bench:
             for dtype in ("float32", "bfloat16"):
                 launcher, _ = bench.planned(variant.replace(partials=dtype), GRAPH)
                 errors[dtype] = bench.checker(0).check(launcher).worst_ratio
-                watches[dtype] = sampler(bench.stopwatch(launcher, GRAPH))
+                watches[dtype] = median_of_three(bench.stopwatch(launcher, GRAPH))
             rows.append({"batch": name, "template": template, "variant": variant.key(), "ms": in_turns(watches),
                          "error_of_tolerance": errors})  # fmt: skip
         return rows
@@ -107,7 +107,7 @@ class Bench:
         return {variant.template: variant for variant in reversed(list(split))}
 
 
-def sampler(watch: Stopwatch[Any]) -> Callable[[], float]:
+def median_of_three(watch: Stopwatch[Any]) -> Callable[[], float]:
     """A function that takes the median of three samples."""
     return lambda: statistics.median(watch.samples(3))
 
@@ -133,7 +133,7 @@ def asked(interpreter: bool) -> tuple[AttentionSpec, list[str], list[str], dict[
 
 def main(arguments: argparse.Namespace) -> None:
     """Time all, write the JSON and print the tables."""
-    gpu = record.machine(arguments.interpreter)
+    gpu = record.required_gpu(arguments.interpreter)
     spec, sizes, verification, batches = asked(arguments.interpreter)
     bench = Bench(spec, arguments.page_size, gpu, load_table(arguments.db))
     results: dict[str, Any] = {"spec": spec.key(), "page_size": arguments.page_size, "decode": bench.sizes(sizes),

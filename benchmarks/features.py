@@ -188,7 +188,7 @@ def compare(rows: list[dict[str, Any]]) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Measure every cell until the time is up, write the JSON and print the tables."""
     start = time.monotonic()
-    gpu = record.machine(arguments.interpreter)
+    gpu = record.required_gpu(arguments.interpreter)
     rates, origin = rates_of(gpu)
     loads = [load for load in workloads(arguments.interpreter) if load.name in (arguments.batches or [load.name])]
     table = load_table(arguments.db, gpu)

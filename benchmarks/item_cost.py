@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import record
-from edges import in_turns, sampler
+from edges import in_turns, median_of_three
 
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.gpu import Gpu
@@ -67,18 +67,18 @@ def measure(task: Task, template: str, gpu: Gpu) -> dict[str, Any]:
         tiles = len(launcher.tiles(task.batch).keys)
         name = str(waves)
         items[name] = len(launcher.work_list(task.batch).items) * task.spec.num_kv_heads / gpu.num_sms
-        watches[name], cut[name] = sampler(bench.stopwatch(launcher, GRAPH)), variant
+        watches[name], cut[name] = median_of_three(bench.stopwatch(launcher, GRAPH)), variant
     ms = in_turns(watches)
     length = sum(task.batch.kv_lens) / task.batch.num_seqs
     keys = length * tiles * task.spec.num_kv_heads / gpu.num_sms
     return {"template": template, "batch": str(task.batch), "variants": {name: v.key() for name, v in cut.items()},
-            "items_per_multiprocessor": items, "keys_per_multiprocessor": keys, "ms": ms,
+            "items_per_sm": items, "keys_per_sm": keys, "ms": ms,
             "line": asdict(fitted(list(items.values()), [ms[name] for name in items], keys))}  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Time all, write the JSON and print the table."""
-    gpu = record.machine(arguments.interpreter)
+    gpu = record.required_gpu(arguments.interpreter)
     spec, batches, templates = AttentionSpec(2, 1, 64), {"short": "2x1@200", "long": "1x16@200"}, TEMPLATES[:1]
     if not arguments.interpreter:
         (spec,), batches, templates = model_layers("llama-3-8b", 1, None), BATCHES, TEMPLATES
@@ -88,10 +88,10 @@ def main(arguments: argparse.Namespace) -> None:
     record.print_table(
         ("template", "tile", *(f"{waves} waves, ms" for waves in WAVES), "us an item", "ns a key", "an item in keys"),
         [[row["template"], row["kind"], *(f"{ms:.4f}" for ms in row["ms"].values()),
-          *(_told(row["line"][name]) for name in ("us_per_item", "ns_per_key", "item_in_keys"))] for row in rows])
+          *(_number(row["line"][name]) for name in ("us_per_item", "ns_per_key", "item_in_keys"))] for row in rows])
 
 
-def _told(value: float) -> str:
+def _number(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else "-"
 
 

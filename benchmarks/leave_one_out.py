@@ -151,7 +151,7 @@ def main() -> None:
         sys.exit("this needs --db, --recording, or --measure and a GPU")
     if options.into and (options.measure or options.recording):
         parser.error("--into writes what --db alone tells, which neither --measure nor --recording is")
-    gpu = record.machine(interpreter=False) if options.measure else None
+    gpu = record.required_gpu(interpreter=False) if options.measure else None
     configs = read_configs(options.configs).configs if options.configs else shipped_configs(gpu)
     times = recorded_times(options.recording, configs) if options.recording else trial_times(options.db, configs)
     # Each of some hundred tables would warn of the shapes that it lacks.

@@ -106,7 +106,7 @@ def measure(race: Race, cell: Cell, task: Task, candidates: Sequence[Candidate],
 
 def run(options: argparse.Namespace) -> Results:
     """Measure what is wanted and not in the file yet."""
-    gpu = INTERPRETER if options.interpreter else record.machine(False)
+    gpu = INTERPRETER if options.interpreter else record.required_gpu(False)
     peers, todo = wanted_peers(options), wanted_workloads(options)
     configs = Configs(options.db, options.configs)
     if options.again:

@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the plan is copied to")
     options: argparse.Namespace = parser.parse_args()
     # Without a GPU, plan for one of the H200's size.
-    gpu = record.machine(interpreter=False) if options.device == "cuda" else TARGETS["sm_90"]
+    gpu = record.required_gpu(interpreter=False) if options.device == "cuda" else TARGETS["sm_90"]
     rows = measure(options.templates, options.sequences, options.repeats, gpu, options.device)
     record.write(options.out, {"device": options.device, "gpu": gpu.name, "spec": SPEC.key(),
                                "repeats": options.repeats, "rows": rows})  # fmt: skip

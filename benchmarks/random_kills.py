@@ -98,7 +98,8 @@ def run_round(folder: Path, draw: random.Random, kills: int, tally: Tally) -> No
         with victim(folder) as process:
             process.wait(LIMIT_S)
     if process.returncode != 0:
-        tally.violations.append(f"a run that was not killed ended with status {process.returncode}: {said(folder)}")
+        status = process.returncode
+        tally.violations.append(f"a run that was not killed ended with status {status}: {last_output(folder)}")
     check_end(folder, check(folder, stored, tally), tally)
 
 
@@ -108,7 +109,7 @@ def victim(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, str(VICTIM), str(folder)]
     changed = {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), "OMP_NUM_THREADS": "1"}
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    with (folder / "said.txt").open("ab") as output:
+    with (folder / "output.txt").open("ab") as output:
         process = subprocess.Popen(
             command, env={**inherited, **changed}, stdout=output, stderr=output, start_new_session=True)
     try:
@@ -136,7 +137,7 @@ def wait_for_moment(process: subprocess.Popen[bytes], folder: Path, draw: random
         if time.monotonic() >= end:
             return kind
         if time.monotonic() > start + LIMIT_S:
-            raise TimeoutError(f"a run gave no result within {LIMIT_S:g} s: {said(folder)}")
+            raise TimeoutError(f"a run gave no result within {LIMIT_S:g} s: {last_output(folder)}")
         time.sleep(_POLL_S)
     return None
 
@@ -250,8 +251,8 @@ def num_lines(folder: Path) -> int:
     return len(journal(folder))
 
 
-def said(folder: Path) -> str:
-    return (folder / "said.txt").read_text(errors="replace").strip().rpartition("\n")[2]
+def last_output(folder: Path) -> str:
+    return (folder / "output.txt").read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 def measure(kills: int, seed: int, processes: int) -> Tally:

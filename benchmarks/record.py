@@ -39,7 +39,7 @@ def add_interpreter(made: argparse.ArgumentParser) -> None:
                       "(TRITON_INTERPRET=1), to try the script out")  # fmt: skip
 
 
-def machine(interpreter: bool) -> Gpu:
+def required_gpu(interpreter: bool) -> Gpu:
     """The interpreter or the present GPU; ends the script if there is none."""
     gpu = INTERPRETER if interpreter else present_gpu()
     if gpu is None:

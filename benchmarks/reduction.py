@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import record
-from edges import in_turns, sampler
+from edges import in_turns, median_of_three
 
 from attention_tuner.db.lookup.lookup import load_table
 from attention_tuner.kernel_templates.batch import Batch
@@ -84,7 +84,7 @@ def measure(task: Task, variant: Variant, gpu: Gpu) -> dict[str, float]:
             found = bench.checker(0).check(launcher)
             if not found.passed:
                 raise SystemExit(f"{each.key()} {name}: {found.detail}")
-        watches[name] = sampler(bench.stopwatch(launcher, GRAPH))
+        watches[name] = median_of_three(bench.stopwatch(launcher, GRAPH))
     return in_turns(watches)
 
 
@@ -100,7 +100,7 @@ def asked(interpreter: bool) -> list[tuple[AttentionSpec, str, Batch]]:
 
 def main(arguments: argparse.Namespace) -> None:
     """Time all, write the JSON and print the table."""
-    gpu = record.machine(arguments.interpreter)
+    gpu = record.required_gpu(arguments.interpreter)
     table = load_table(arguments.db)
     rows: list[dict[str, Any]] = []
     for spec, name, batch in asked(arguments.interpreter):

@@ -81,7 +81,7 @@ def keep_busy(watch: Stopwatch[Any], seconds: float) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Time all, write the JSON and print the table."""
-    gpu = record.machine(arguments.interpreter)
+    gpu = record.required_gpu(arguments.interpreter)
     start = time.monotonic()
     results: list[dict[str, Any]] = []
     rows: list[list[str]] = []

@@ -155,7 +155,7 @@ def rows(batches: dict[str, Any]) -> list[list[str]]:
 
 def main(arguments: argparse.Namespace) -> None:
     """Run the batches that are asked for and not done yet, write the JSON after each, and print the table."""
-    gpu = record.machine(arguments.interpreter)
+    gpu = record.required_gpu(arguments.interpreter)
     done: dict[str, Any] = json.loads(arguments.out.read_text())["batches"] if arguments.out.exists() else {}
     first, _, last = arguments.batches.partition(":")
     wanted = list(tasks(arguments.interpreter).items())[int(first or 0) : int(last) if last else None]

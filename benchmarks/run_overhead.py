@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--interpreter", action="store_true", help="without a GPU: what a host alone can show")
     parser.add_argument("--repeats", type=int, default=1000, help="calls of each kind; of 20 through the interpreter")
     options: argparse.Namespace = parser.parse_args()
-    gpu = record.machine(options.interpreter)
+    gpu = record.required_gpu(options.interpreter)
     rows = {text: plan_times(text, options.repeats) for text in BATCHES}
     device, runs, repeats = ("cpu", INTERPRETED, 20) if gpu.is_interpreter else ("cuda", BATCHES, options.repeats)
     for text in runs:

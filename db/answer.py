@@ -13,7 +13,7 @@ from ..kernel_templates.variant import Variant
 Source = Literal["exact", "bucket", "neighbour", "heuristic"]
 """The source of an answer: a config tuned on this very batch, one tuned on another batch of its bucket, one of the
 nearest bucket that may answer (`Chain`), or no tuned config at all. Not every config may answer for other batches of
-its bucket (`heuristic.depends_on_rounds`)."""
+its bucket (`heuristic.may_depend_on_waves`)."""
 
 SOURCES: tuple[Source, ...] = get_args(Source)
 """The sources in the order in which they are tried, the best first."""
@@ -63,7 +63,7 @@ class Chain:
 
     A neighbour answers up to distance `reach` (`BatchBucket.distance`), unless its variant never splits KV
     (`Template.never_splits_kv`) or its short sequences have another skew; one of the bucket itself, unless that makes
-    it depend on the count of tiles (`heuristic.depends_on_rounds`). Raises `InputError` for a `worst` that is no
+    it depend on the count of tiles (`heuristic.may_depend_on_waves`). Raises `InputError` for a `worst` that is no
     source, a `like` that is no list of names and a `reach` that is no distance.
     """
 
@@ -77,8 +77,8 @@ class Chain:
     def __post_init__(self) -> None:
         if self.worst not in SOURCES:
             raise InputError(f"there is no source {self.worst!r}; expected one of {', '.join(SOURCES)}")
-        object.__setattr__(self, "like", _names(self.like))
-        object.__setattr__(self, "reach", _distance(self.reach))
+        object.__setattr__(self, "like", _checked_names(self.like))
+        object.__setattr__(self, "reach", _checked_reach(self.reach))
 
     def accepts(self, source: Source) -> bool:
         """True if an answer may come from `source`."""
@@ -91,14 +91,14 @@ class Chain:
         return ", ".join([*accepted[:at], *lenders, *accepted[at:]])
 
 
-def _names(like: object) -> tuple[str, ...]:
+def _checked_names(like: object) -> tuple[str, ...]:
     names: list[object] = [*cast("Iterable[object]", like)] if isinstance(like, tuple | list) else [None]
     if not all(isinstance(name, str) and name.strip() for name in names):
         raise InputError(f"a chain's `like` cannot be {like!r}; expected the names of GPUs, such as (\"NVIDIA H200\",)")
     return cast("tuple[str, ...]", tuple(names))
 
 
-def _distance(reach: object) -> float:
+def _checked_reach(reach: object) -> float:
     if isinstance(reach, bool) or not isinstance(reach, int | float) or not reach >= 0:
         raise InputError(f"a chain's `reach` cannot be {reach!r}; expected a number from 0 on, such as {REACH}")
     return float(reach)

@@ -139,8 +139,8 @@ def _sqlite_url(path: Path, read_only: bool) -> URL:
 
 def _prepare_sqlite(engine: Engine, read_only: bool, timeout_s: float) -> None:
     @event.listens_for(engine, "connect")
-    def on_connect(connection: Any, _record: object) -> None:  # pyright: ignore[reportUnusedFunction]
-        # The module would begin transactions late and leave schema changes out of them, so `on_begin` begins them.
+    def _on_connect(connection: Any, _record: object) -> None:  # pyright: ignore[reportUnusedFunction]
+        # The module would begin transactions late and leave schema changes out of them, so `_on_begin` begins them.
         connection.isolation_level = None
         connection.text_factory = lambda text: text.decode(errors="replace")  # pyright: ignore
         connection.execute("PRAGMA foreign_keys = ON")
@@ -150,7 +150,7 @@ def _prepare_sqlite(engine: Engine, read_only: bool, timeout_s: float) -> None:
         connection.execute(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
 
     @event.listens_for(engine, "begin")
-    def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
+    def _on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
         writes = connection.get_execution_options().get("writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

@@ -140,7 +140,7 @@ class Store:
         is `Wrong`.
         """
         @functools.cache
-        def why_outdated(template: str, measured: Environment) -> str | None:
+        def _why_outdated(template: str, measured: Environment) -> str | None:
             if template not in templates():
                 return "of a template that is not installed"
             present = environment_of(template, setting.gpu)
@@ -150,7 +150,7 @@ class Store:
         latest: dict[Variant, TrialRecord] = {}
         outdated: Counter[str] = Counter()
         for trial in self._trials(_wanted_trials(setting)):
-            reason = why_outdated(trial.outcome.variant.template, trial.environment)
+            reason = _why_outdated(trial.outcome.variant.template, trial.environment)
             if reason is None:
                 latest.pop(trial.outcome.variant, None)
                 latest[trial.outcome.variant] = trial
@@ -170,7 +170,7 @@ class Store:
         """The number of trials by outcome: timed, wrong, failed or skipped."""
         with self._reading() as connection:
             query = select(TrialRow.outcome, func.count()).group_by(TrialRow.outcome)
-            return Counter({outcome: count for outcome, count in connection.execute(query)})  # noqa: C416 - rows are typed
+            return Counter({outcome: count for outcome, count in connection.execute(query)})  # noqa: C416 - typed rows
 
     def failure_counts(self) -> Counter[tuple[str, str, str]]:
         """The number of trials without a time by outcome, stage ("" for an outcome without one) and reason."""

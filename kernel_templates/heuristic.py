@@ -48,11 +48,11 @@ _HYBRID = (
     (16, 16, 16, 4, 2, 4, 1, "items", "long_first"),
 )
 # For batches of one part: block_n, warps, stages, waves, grid order; for long ones block_m comes first.
-_CUT_FINELY = (128, 128, 8, 3, 4, "items")
+_FINE_SEGMENTS = (128, 128, 8, 3, 4, "items")
 _LONG = ((128, 128, 8, 3, 1, "items"), (64, 64, 4, 3, 8, "items"), (128, 64, 4, 2, 4, "heads"),
          (128, 64, 8, 4, 4, "items"), (64, 32, 4, 3, 4, "items"), (16, 16, 4, 2, 4, "items"))  # fmt: skip
-_FOR_FEW_KEYS, _FOR_MANY_PIECES = (64, 2, 2, 4, "heads"), (128, 4, 2, 2, "heads")
-_SHORT = ((128, 4, 2, 4, "heads"), _FOR_FEW_KEYS, (32, 4, 3, 8, "heads"), _FOR_MANY_PIECES, (64, 2, 2, 0, "heads"),
+_FOR_FEW_KEYS, _FOR_MANY_SEGMENTS = (64, 2, 2, 4, "heads"), (128, 4, 2, 2, "heads")
+_SHORT = ((128, 4, 2, 4, "heads"), _FOR_FEW_KEYS, (32, 4, 3, 8, "heads"), _FOR_MANY_SEGMENTS, (64, 2, 2, 0, "heads"),
           (64, 4, 3, 4, "heads"), (128, 4, 4, 4, "heads"), (32, 2, 4, 8, "items"),
           (16, 4, 2, 4, "items"))  # fmt: skip
 # In float32, for every batch: block_m, block_n, warps, stages. Without tensor cores the registers decide.
@@ -71,8 +71,8 @@ _FEW_KEYS = 2048
 # wave keeps few SMs busy. Sizes of buckets double, so that in effect it is at least 16.
 _MANY_TILES = 12
 # Merging decides if each short sequence is cut into this many pieces for one wave, and the keys of such a piece.
-_MANY_PIECES = 32
-_KEYS_OF_PIECE = 512
+_MANY_SEGMENTS = 32
+_KEYS_OF_SEGMENT = 512
 # Rows of a tile of long sequences, counting all query heads, for estimates: those of most variants.
 _TALL = 128
 MOST_WARPS = 8
@@ -98,12 +98,12 @@ _HOPPER_HYBRID = (
     (128, 3, 4, 1, "items", "long_first", "dynamic"),
     (64, 6, 4, 1, "items", "long_first", "grid"),
 )
-_HOPPER_CUT = (128, 2, 1, 1, "items", "long_first", "grid")
-_HOPPER_WHOLE = (128, 3, 0, 1, "heads", "long_first", "persistent")
+_HOPPER_SPLIT = (128, 2, 1, 1, "items", "long_first", "grid")
+_HOPPER_UNSPLIT = (128, 3, 0, 1, "heads", "long_first", "persistent")
 _HOPPER_LONG = (
-    _HOPPER_CUT,
+    _HOPPER_SPLIT,
     (128, 2, 1, 1, "items", "long_first", "grid", "last_program"),
-    _HOPPER_WHOLE,
+    _HOPPER_UNSPLIT,
     (128, 2, 0, 1, "heads", "long_first", "grid"),
     (128, 2, 0, 1, "heads", "long_first", "dynamic"),
     (128, 2, 0, 1, "items", "long_first", "grid"),
@@ -153,14 +153,14 @@ def _likely(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) 
     """The candidates, some of them twice."""
     fused = list(_fused(spec, bucket, page_size, _fused_tables(spec, bucket, gpu)))
     others = (*_persistent(spec, bucket, page_size), *_two_launch(spec, bucket, page_size))
-    first = (*_exceptions(spec, bucket, page_size, gpu), *_hopper(spec, bucket, page_size, gpu))
+    first = (*_special_cases(spec, bucket, page_size, gpu), *_hopper(spec, bucket, page_size, gpu))
     for group in (*first, *fused[:_LIKELIEST], *others, *fused[_LIKELIEST:]):
         settled = (template_of(variant).settle(variant, bucket) for variant in group)
         valid = (variant for variant in settled if why_invalid(variant, spec, gpu) is None)
         yield from itertools.islice(valid, 1)
 
 
-def _exceptions(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[tuple[Variant, ...]]:
+def _special_cases(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Iterator[tuple[Variant, ...]]:
     """The variants to put first: for few keys, and for short sequences cut into many pieces."""
     is_float32 = spec.dtype == "float32"
     if bucket.has_part("long"):
@@ -176,16 +176,17 @@ def _exceptions(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: G
         if tiles >= _MANY_TILES * gpu.num_sms and not is_float32:
             yield from _fused(spec, bucket, page_size, ((), (), (_FOR_FEW_KEYS,)))
         # One program for each sequence and KV head, with the numbers of vLLM's kernel.
-        values = {"block_m": _short_m(spec, bucket), "block_n": 32, "num_segments": 1, "num_warps": 4, "num_stages": 3}
+        block_m = _short_block_m(spec, bucket)
+        values = {"block_m": block_m, "block_n": 32, "num_segments": 1, "num_warps": 4, "num_stages": 3}
         yield (Variant.of("unified", page_size, values),)
-    elif _is_cut_into_many(spec, bucket, gpu) and not is_float32:
-        yield from _fused(spec, bucket, page_size, ((), (), (_FOR_MANY_PIECES,)))
+    elif _has_many_segments(spec, bucket, gpu) and not is_float32:
+        yield from _fused(spec, bucket, page_size, ((), (), (_FOR_MANY_SEGMENTS,)))
 
 
-def _is_cut_into_many(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
-    """True if the short sequences are so few, and so long, that each is cut into `_MANY_PIECES` or more."""
-    has_keys = bucket.short_kv >= _MANY_PIECES * _KEYS_OF_PIECE * bucket.short_seqs
-    return has_keys and _MANY_PIECES * _num_tiles(spec, bucket) <= gpu.num_sms
+def _has_many_segments(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
+    """True if the short sequences are so few, and so long, that each is cut into `_MANY_SEGMENTS` or more."""
+    has_keys = bucket.short_kv >= _MANY_SEGMENTS * _KEYS_OF_SEGMENT * bucket.short_seqs
+    return has_keys and _MANY_SEGMENTS * _num_tiles(spec, bucket) <= gpu.num_sms
 
 
 def _num_tiles(spec: AttentionSpec, bucket: BatchBucket) -> int:
@@ -202,7 +203,7 @@ def _is_filled_by_few_keys(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -
     return is_filled and bucket.short_kv * bucket.short_skew <= _FEW_KEYS * bucket.short_seqs
 
 
-def depends_on_rounds(variant: Variant, spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
+def may_depend_on_waves(variant: Variant, spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> bool:
     """True if `variant` may have won a batch of `bucket` because the tiles of that batch happen to fill whole waves.
 
     Other batches of the bucket have up to twice or half as many tiles, and then the last wave may keep few SMs busy.
@@ -236,7 +237,7 @@ def _hopper_rows(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> _Table:
     if not bucket.has_part("short"):
         # Without context the longest tiles come first and fill the SMs evenly, from two rounds on.
         is_prompt = bucket.long_kv == bucket.long_rows and round(_num_tiles(spec, bucket) / gpu.num_sms) >= 2
-        return (_HOPPER_WHOLE if is_prompt else _HOPPER_CUT, *_HOPPER_LONG)
+        return (_HOPPER_UNSPLIT if is_prompt else _HOPPER_SPLIT, *_HOPPER_LONG)
     few, many = _HOPPER_FEW_KEYS, _HOPPER_WAVES
     if spec.num_kv_heads == 1:
         few, many = _HOPPER_ONE_HEAD, _HOPPER_ONE_HEAD_WAVES
@@ -254,7 +255,7 @@ def _fused_tables(spec: AttentionSpec, bucket: BatchBucket, gpu: Gpu) -> _Tables
     hybrid = (_ONE_HEAD, *_HYBRID) if spec.num_kv_heads == 1 else _HYBRID
     # With tiles for fewer than half of the SMs, keys are cut into more than one piece for each SM.
     is_few = _num_tiles(spec, bucket) < gpu.num_sms / 2
-    long = (_CUT_FINELY, *_LONG) if is_few else _LONG
+    long = (_FINE_SEGMENTS, *_LONG) if is_few else _LONG
     return tuple(dict.fromkeys(hybrid)), tuple(dict.fromkeys(long)), _SHORT
 
 
@@ -267,14 +268,14 @@ def _fused(
         rows = ((m, n, m, n, warps, stages, 4, 1, "heads", "long_first") for m, n, warps, stages in _FLOAT32)
     for row in rows:
         values = dict(zip(_NAMES, row, strict=True))
-        yield _by_load(spec, "fused", page_size, {**values, "partials": "float32", "reduction": "kernel"})
+        yield _load_variants(spec, "fused", page_size, {**values, "partials": "float32", "reduction": "kernel"})
 
 
 def _persistent(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
     """As `_fused`."""
     for row in _rows(spec, bucket, (_PERSISTENT_HYBRID, _PERSISTENT_LONG, _PERSISTENT_SHORT)):
         values = dict(zip((*_NAMES, "programs_per_sm"), row, strict=True))
-        yield _by_load(spec, "persistent", page_size, {**values, "partials": "float32", "reduction": "kernel"})
+        yield _load_variants(spec, "persistent", page_size, {**values, "partials": "float32", "reduction": "kernel"})
 
 
 def _two_launch(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Iterator[tuple[Variant, ...]]:
@@ -282,19 +283,20 @@ def _two_launch(spec: AttentionSpec, bucket: BatchBucket, page_size: int) -> Ite
     names = ("block_m", "block_n", "decode_block_n", "num_warps", "decode_num_warps", "num_stages", "waves", "order")
     for row in _TWO_LAUNCH if bucket.has_part("long") and bucket.has_part("short") else ():
         values = dict(zip(names, row, strict=True))
-        yield _by_load(spec, "two_launch", page_size, {**values, "decode_block_m": _short_m(spec, bucket)})
+        yield _load_variants(spec, "two_launch", page_size, {**values, "decode_block_m": _short_block_m(spec, bucket)})
 
 
-def _by_load(spec: AttentionSpec, template: str, page_size: int, values: dict[str, Value]) -> tuple[Variant, ...]:
+def _load_variants(spec: AttentionSpec, template: str, page_size: int, values: dict[str, Value]) -> tuple[Variant, ...]:
     """The variant with loads through TMA, then through pointers, then both with two stages for large heads."""
-    return tuple(
-        _roomy(Variant.of(template, page_size, {**values, "kv_load": kv_load, "num_stages": num_stages}), spec)
+    changes = (
+        {"kv_load": kv_load, "num_stages": num_stages}
         for num_stages in dict.fromkeys((values["num_stages"], 2))
         for kv_load in ("tma", "pointer")
     )
+    return tuple(_with_enough_warps(Variant.of(template, page_size, {**values, **each}), spec) for each in changes)
 
 
-def _roomy(variant: Variant, spec: AttentionSpec) -> Variant:
+def _with_enough_warps(variant: Variant, spec: AttentionSpec) -> Variant:
     """`variant` with enough warps for the accumulators of large heads, or the most that there can be."""
     columns = next_power_of_two(spec.value_dim)
     for part in ("", "decode_"):
@@ -306,7 +308,7 @@ def _roomy(variant: Variant, spec: AttentionSpec) -> Variant:
     return variant
 
 
-def _short_m(spec: AttentionSpec, bucket: BatchBucket) -> int:
+def _short_block_m(spec: AttentionSpec, bucket: BatchBucket) -> int:
     rows = spec.group_size * max(1, round(bucket.short_rows / max(1, bucket.short_seqs)))
     return 16 if rows <= 16 else 32
 
@@ -314,7 +316,7 @@ def _short_m(spec: AttentionSpec, bucket: BatchBucket) -> int:
 def _rows(spec: AttentionSpec, bucket: BatchBucket, tables: _Tables) -> Iterator[tuple[Value, ...]]:
     """The rows of the table for the parts of `bucket`, completed to the values of `_NAMES`."""
     hybrid, long, short = tables
-    short_m = _short_m(spec, bucket)
+    short_m = _short_block_m(spec, bucket)
     if bucket.has_part("long") and bucket.has_part("short"):
         return ((m, n, *((short_m, short_n) if short_n else (m, n)), *rest) for m, n, short_n, *rest in hybrid)
     if bucket.has_part("long"):

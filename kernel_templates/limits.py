@@ -95,16 +95,16 @@ def fits(program: Program) -> tuple[Constraint, ...]:
 
 
 def _fits_registers(program: Program) -> Constraint:
-    def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    def _holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
         most = SPILLED * registers_of(program.num_warps(variant))
         columns = next_power_of_two(spec.value_dim)
         return gpu.is_interpreter or all(body.block_m * columns <= most for body in program.bodies(variant))
 
-    return Constraint("its accumulator is twice what the registers of its warps hold", holds)
+    return Constraint("its accumulator is twice what the registers of its warps hold", _holds)
 
 
 def _fits_float32(program: Program) -> Constraint:
-    def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    def _holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
         if spec.dtype != "float32" or gpu.is_interpreter:
             return True
         bodies = program.bodies(variant)
@@ -115,16 +115,16 @@ def _fits_float32(program: Program) -> Constraint:
         threads = program.num_warps(variant) * THREADS_PER_WARP
         return all((body.block_m + body.block_n) * dim <= most * threads for body in bodies)
 
-    return Constraint("its tiles in float32 exceed the registers of its warps", holds)
+    return Constraint("its tiles in float32 exceed the registers of its warps", _holds)
 
 
 def _fits_shared_memory(program: Program) -> Constraint:
-    def holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
+    def _holds(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
         settings = program.num_warps(variant), program.num_stages(variant), program.has_tma(variant)
         bodies = program.bodies(variant)
         return max(shared_memory_bytes(body, spec, gpu, *settings) for body in bodies) <= gpu.shared_memory_bytes
 
-    return Constraint("its tiles exceed the GPU's shared memory", holds)
+    return Constraint("its tiles exceed the GPU's shared memory", _holds)
 
 
 def _has_fp8(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:

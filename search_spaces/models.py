@@ -218,11 +218,11 @@ def _divide(heads: int, kv_heads: int, tp: int) -> tuple[int, int]:
 
     Raises `SpecError`, listing the possible numbers of GPUs, when heads cannot be divided evenly.
     """
-    def fits(gpus: int) -> bool:
+    def _fits(gpus: int) -> bool:
         return heads % gpus == 0 and (kv_heads % gpus == 0 or gpus % kv_heads == 0)
 
-    if tp < 1 or not fits(tp):
-        possible = ", ".join(str(gpus) for gpus in range(1, heads + 1) if fits(gpus))
+    if tp < 1 or not _fits(tp):
+        possible = ", ".join(str(gpus) for gpus in range(1, heads + 1) if _fits(gpus))
         raise SpecError(f"{heads} query and {kv_heads} KV heads cannot be divided among {tp} GPUs; "
                         f"possible are {possible}")
     return heads // tp, max(1, kv_heads // tp)

@@ -38,7 +38,7 @@ def require_question(spec: object, asked: object, page_size: object, gpu: object
                              f"{expected}")
 
 
-class Asked:
+class CachedAnswer:
     """The remembered answer to a question, with counts.
 
     `exact` holds the answers for batches of the bucket that were tuned themselves, `refusal` the message of the
@@ -81,7 +81,7 @@ class Coverage:
     # The most frequent first.
     misses: tuple[Miss, ...] = ()
 
-    def plus(self, asked: Mapping[Question, Asked]) -> Coverage:
+    def plus(self, asked: Mapping[Question, CachedAnswer]) -> Coverage:
         """This coverage with the questions `asked` added."""
         counts = dict(self.counts)
         missed = {miss.question: miss for miss in self.misses}

@@ -16,7 +16,7 @@ from ..store import Store
 from .table import ConfigTable
 
 # Each shape that is left out needs a table of all the others, which takes some milliseconds.
-_MOST = 256
+_MOST_SHAPES = 256
 
 TimesOf = Callable[[BestConfig], Mapping[Variant, float]]
 """The median times in milliseconds of the variants that were timed in the setting of a config."""
@@ -69,6 +69,6 @@ def pooled(left_out: Iterable[LeftOut]) -> list[Loss]:
 def measure_losses(store: Store, gpu_name: str) -> list[Loss]:
     """Leave out in turn each shape that was tuned on a GPU model, the latest ones of many, and store the losses."""
     configs = sorted(store.best_configs(gpu_name=gpu_name), key=lambda config: config.measured_at)
-    losses = pooled(leave_one_out(configs[-_MOST:], store.times))
+    losses = pooled(leave_one_out(configs[-_MOST_SHAPES:], store.times))
     store.put_losses(gpu_name, losses)
     return losses

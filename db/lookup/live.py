@@ -28,7 +28,7 @@ class LiveTable:
                  files: Sequence[str | os.PathLike[str]] = (), chain: Chain | None = None) -> None:
         """Load as `load_table` does, and raise what it raises."""
         self._where, self._gpu, self._files, self._chain = where, gpu, listed(files), chain
-        self._named: set[str] = set()
+        self._warned: set[str] = set()
         self._loading = threading.Lock()
         self._seen: tuple[object, ...] | None = self._state()
         self.table = self._load(where)
@@ -64,7 +64,7 @@ class LiveTable:
             return True
 
     def _load(self, where: str | None) -> ConfigTable:
-        return load_table(where, self._gpu, files=self._files, chain=self._chain, named=self._named)
+        return load_table(where, self._gpu, files=self._files, chain=self._chain, warned=self._warned)
 
     def _state(self) -> tuple[object, ...] | None:
         """A value that changes when something is written, None for a database that is no file."""

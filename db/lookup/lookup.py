@@ -47,16 +47,16 @@ def default_table(gpu: Gpu) -> ConfigTable:
 
 
 def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Sequence[str | os.PathLike[str]] = (),
-               chain: Chain | None = None, named: set[str] | None = None) -> ConfigTable:
+               chain: Chain | None = None, warned: set[str] | None = None) -> ConfigTable:
     """A fresh snapshot of the database `where` (default: `default_path()`), of `files` and of what ships.
 
     Of configs that are equally good the earlier place's answers: the database, `files` in their order, then what ships
     for `gpu` and for the GPUs that the chain lets lend, or for any GPU if `gpu` is None. `files` are exports in either
     format, or other databases. A missing database is no error. Raises `StoreError` if `where` is given, exists and is
-    unreadable; an unreadable default database or file is set aside with a warning. Loads that share `named` repeat no
+    unreadable; an unreadable default database or file is set aside with a warning. Loads that share `warned` repeat no
     warning. Raises `InputError` for a `gpu` or `files` of another type.
     """
-    named = set() if named is None else named
+    warned = set() if warned is None else warned
     if gpu is not None:
         _require_gpu(gpu)
     paths = listed(files)
@@ -65,21 +65,21 @@ def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Seque
     places = [Place("database", own.configs)]
     losses = list(own.losses)
     for path in paths:
-        with _set_aside("exported configs", named):
+        with _set_aside("exported configs", warned):
             held = _file(path)
             unusable += held.unusable
             places.append(Place("file", own.checks.served(held.configs, unusable)))
             losses += held.losses
             if gpu is not None:
-                _warn_of_others(path, held.configs, {gpu.name, *(chain.like if chain else ())}, named)
+                _warn_of_others(path, held.configs, {gpu.name, *(chain.like if chain else ())}, warned)
     for path in _shipped(gpu, chain.like if chain else ()):
-        with _set_aside("shipped configs", named):
+        with _set_aside("shipped configs", warned):
             exported = read_json(path, unusable)
             configs = [config for config in exported.configs if _is_of(path, config.gpu)]
             places.append(Place("shipped", own.checks.served(configs, unusable)))
             losses += exported.losses
-    warn_unusable([each for each in unusable if each not in named])
-    named.update(unusable)
+    warn_unusable([each for each in unusable if each not in warned])
+    warned.update(unusable)
     return ConfigTable(places, _environment, chain, Losses(losses))
 
 
@@ -131,12 +131,12 @@ def _contents(where: str | os.PathLike[str]) -> Contents:
 
 
 def _warn_of_others(path: str | os.PathLike[str], configs: Iterable[BestConfig], asked: Collection[str],
-                    named: set[str]) -> None:
-    """Warn of a file that was named although it holds nothing for the GPUs asked about, unless that is in `named`."""
+                    warned: set[str]) -> None:
+    """Warn once of a file with configs of other GPUs only than those asked about."""
     held = {config.gpu.name for config in configs}
     if held and held.isdisjoint(asked):
         _warn_once(f"{os.fspath(path)!r} holds configs of {', '.join(sorted(held))} only, which do not answer for "
-                   f"{', '.join(sorted(asked))}", named, stacklevel=4)
+                   f"{', '.join(sorted(asked))}", warned, stacklevel=4)
 
 
 def _require_gpu(gpu: object) -> None:
@@ -156,18 +156,18 @@ def _is_of(path: Path, gpu: Gpu) -> bool:
 
 
 @contextmanager
-def _set_aside(what: str, named: set[str]) -> Generator[None]:
-    """Turn the error of an unreadable file into a warning, unless that is in `named`."""
+def _set_aside(kind: str, warned: set[str]) -> Generator[None]:
+    """Turn the error of an unreadable file into a warning, once for each text in `warned`."""
     try:
         yield
     except StoreError as error:
-        _warn_once(f"a file of {what} is set aside: {error}", named, stacklevel=6)
+        _warn_once(f"a file of {kind} is set aside: {error}", warned, stacklevel=6)
 
 
-def _warn_once(message: str, named: set[str], stacklevel: int) -> None:
-    """Warn, unless the message is in `named`; then add it."""
-    if message not in named:
-        named.add(message)
+def _warn_once(message: str, warned: set[str], stacklevel: int) -> None:
+    """Warn and add the message to `warned`, unless it is in there already."""
+    if message not in warned:
+        warned.add(message)
         warnings.warn(message, stacklevel=stacklevel)
 
 

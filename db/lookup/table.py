@@ -20,7 +20,7 @@ from ...kernel_templates.spec import AttentionSpec
 from ..answer import Answer, Chain, Origin
 from ..losses import Losses
 from ..records import EnvironmentOf, label_of, warn_unusable
-from .coverage import Asked, Coverage, Question, require_question
+from .coverage import CachedAnswer, Coverage, Question, require_question
 from .merge import merit
 
 _PARTS = ("short", "long")
@@ -86,9 +86,9 @@ class ConfigTable:
         self._present = functools.cache(self._environment)
         self._tuned = functools.cache(self._valid)
         # An engine asks in every step, so whatever depends on less than the batch is computed once.
-        self._asked: dict[Question, Asked] = {}
+        self._cached: dict[Question, CachedAnswer] = {}
         self._coverage = Coverage()
-        self._told: set[tuple[object, ...]] = set()
+        self._reported: set[tuple[object, ...]] = set()
 
     @classmethod
     def of(cls, configs: Iterable[BestConfig], environment_of: EnvironmentOf | None = None,
@@ -120,19 +120,20 @@ class ConfigTable:
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
         """The variant to run for `asked`, always one that is valid here.
 
-        The nearest bucket's config answers first, if it is within reach, has all parts that are asked and the same
-        skew, and splits KV. A config of this very bucket that never splits KV answers for its own batch, and for others
-        only where the number of their tiles does not matter (`heuristic.depends_on_rounds`), or where the chain accepts
-        nothing else. Within a bucket a fresh config comes before a stale one, then the one for this very batch, then
-        the earlier place's (the user's before a shipped one), then one that passed the full check. Only configs of a
-        GPU of this name and size are considered, unless the chain names others. Raises `VariantError` if no variant can
-        run, as with a page size that is no multiple of 16, `NotTunedError` if only a worse source than the chain
-        accepts could answer, and `InputError` for arguments of other types.
+        The config of the nearest bucket answers first. It must be within reach, have all parts of the asked bucket and
+        the same skew, and split KV. A config of the asked bucket that never splits KV answers for its own batch. It
+        answers for other batches only if the number of their tiles does not matter (`heuristic.may_depend_on_waves`) or
+        the chain accepts no other source. The order within a bucket: fresh before stale, then the config of the asked
+        batch, then the earlier place (the user's before the shipped one), then one that passed the full check. Configs
+        of other GPUs (another name or number of SMs) count only if the chain names them.
+
+        Raises `VariantError` if no variant can run (for example a page size that is no multiple of 16), `NotTunedError`
+        if only a source that the chain does not accept could answer, and `InputError` for arguments of other types.
         """
         try:
             bucket = asked if isinstance(asked, BatchBucket) else BatchBucket.of(asked)
             question = (spec, bucket, page_size, gpu)
-            known = self._asked.get(question)
+            known = self._cached.get(question)
         except (AttributeError, TypeError):
             require_question(spec, asked, page_size, gpu)
             raise
@@ -149,25 +150,25 @@ class ConfigTable:
 
     def coverage(self) -> Coverage:
         """Counts of lookups by source so far, and the questions that nothing was tuned for."""
-        return self._coverage.plus(self._asked)
+        return self._coverage.plus(self._cached)
 
     def take_over(self, previous: ConfigTable) -> None:
         """Continue the counts of `previous`, and do not repeat its messages."""
         self._coverage = previous.coverage()
-        self._told = previous._told
+        self._reported = previous._reported
 
-    def _ask(self, question: Question) -> Asked:
-        if len(self._asked) >= Coverage.QUESTIONS:
+    def _ask(self, question: Question) -> CachedAnswer:
+        if len(self._cached) >= Coverage.QUESTIONS:
             # An engine meets far fewer buckets. The counts are kept, and the answers are computed anew.
-            self._coverage, self._asked = self.coverage(), {}
+            self._coverage, self._cached = self.coverage(), {}
         spec, bucket, page_size, gpu = question
         tuned = self._tuned(spec, page_size, gpu, None)
-        of_bucket = list(_served(tuned.get(bucket, ()), bucket, gpu, 0.0))
+        of_bucket = list(_answers_of(tuned.get(bucket, ()), bucket, gpu, 0.0))
         answer = self._answer(question, of_bucket)
         if of_bucket and not self.chain.accepts(answer.source):
-            answer = self._valued(of_bucket[0], gpu, None)
-        known = self._asked[question] = Asked(answer, _exact(of_bucket), self._refusal(question, answer))
-        self._tell(question, answer, is_tuned=bool(of_bucket))
+            answer = self._with_loss(of_bucket[0], gpu, None)
+        known = self._cached[question] = CachedAnswer(answer, _exact(of_bucket), self._refusal(question, answer))
+        self._report(question, answer, is_tuned=bool(of_bucket))
         return known
 
     def _refusal(self, question: Question, answer: Answer) -> str | None:
@@ -177,7 +178,7 @@ class ConfigTable:
         return (f"nothing is tuned on {gpu.name} for bucket {bucket.key()} of layer {spec.key()} with pages of "
                 f"{page_size}: the answer would be of source {answer.source!r}, and accepted are {self.chain}")
 
-    def _tell(self, question: Question, answer: Answer, *, is_tuned: bool) -> None:
+    def _report(self, question: Question, answer: Answer, *, is_tuned: bool) -> None:
         """Log a stale answer, and one that was not tuned, once for each layer, page size, GPU and kind."""
         spec, bucket, page_size, gpu = question
         slot = Slot.of(spec, page_size, gpu)
@@ -188,16 +189,16 @@ class ConfigTable:
         if answer.source not in ("neighbour", "heuristic"):
             return
         if is_tuned:
-            if self._is_new(slot, "whole"):
+            if self._is_new(slot, "unsplit"):
                 _log.info("%s: the config tuned for bucket %s never splits KV and answers for its own batch only; the "
                           "%s answers for the others; further cases are not logged", where, bucket.key(), answer.source)
         elif self._is_new(slot, answer.source, answer.lender):
             level = logging.WARNING if answer.source == "heuristic" else logging.INFO
             _log.log(level, "%s: nothing is tuned for bucket %s%s, so the %s answers%s; the order is %s; further cases "
-                     "are not logged", where, bucket.key(), self._elsewhere(slot), answer.source,
+                     "are not logged", where, bucket.key(), self._tuned_elsewhere(slot), answer.source,
                      f" with what was tuned on {answer.lender}" if answer.lender else "", self.chain)
 
-    def _elsewhere(self, own: Slot) -> str:
+    def _tuned_elsewhere(self, own: Slot) -> str:
         """The words for the GPUs that a layer is tuned on, if that of `own` is not among them."""
         slots = {slot for slot in self._slots if (slot.spec, slot.page_size) == (own.spec, own.page_size)}
         if not slots or own in slots:
@@ -210,28 +211,28 @@ class ConfigTable:
         return f" (it is on {', '.join(sorted(names))})"
 
     def _is_new(self, *kind: object) -> bool:
-        known = len(self._told)
-        self._told.add(kind)
-        return len(self._told) > known
+        known = len(self._reported)
+        self._reported.add(kind)
+        return len(self._reported) > known
 
     def _answer(self, question: Question, of_bucket: Sequence[Answer]) -> Answer:
         """The answer for all batches of a bucket: the best one of the first source of the chain that has any."""
         spec, bucket, page_size, gpu = question
-        from ...kernel_templates.heuristic import depends_on_rounds, heuristic_variant
+        from ...kernel_templates.heuristic import heuristic_variant, may_depend_on_waves
 
         for lender in (None, *self.chain.like):
             tuned = self._tuned(spec, page_size, gpu, lender)
             for distance, near in _by_distance(tuned, bucket, self.chain.reach):
                 is_own_bucket = lender is None and not distance
-                # `_served` has left out neighbours that never split KV.
-                for answer in of_bucket if is_own_bucket else _served(near, bucket, gpu, distance):
-                    if not depends_on_rounds(answer.variant, spec, bucket, gpu):
-                        return self._valued(answer, gpu, lender)
+                # `_answers_of` has left out neighbours that never split KV.
+                for answer in of_bucket if is_own_bucket else _answers_of(near, bucket, gpu, distance):
+                    if not may_depend_on_waves(answer.variant, spec, bucket, gpu):
+                        return self._with_loss(answer, gpu, lender)
         nearest = min(map(bucket.distance, self._tuned(spec, page_size, gpu, None)), default=None)
         answer = Answer(heuristic_variant(spec, bucket, page_size, gpu), "heuristic", distance=nearest)
-        return self._valued(answer, gpu, None)
+        return self._with_loss(answer, gpu, None)
 
-    def _valued(self, answer: Answer, gpu: Gpu, lender: str | None) -> Answer:
+    def _with_loss(self, answer: Answer, gpu: Gpu, lender: str | None) -> Answer:
         """`answer` with the loss to expect, which is unknown where another GPU lends."""
         if lender is not None:
             return replace(answer, source="neighbour", lender=lender)
@@ -240,7 +241,7 @@ class ConfigTable:
     def _valid(self, spec: AttentionSpec, page_size: int, gpu: Gpu, lender: str | None) -> _Tuned:
         """The configs of `gpu`, or of the GPU that lends, that are valid here, by the bucket they were tuned for."""
         own = Slot.of(spec, page_size, gpu)
-        slots = [own] if lender is None else self._lent(own, lender)
+        slots = [own] if lender is None else self._lender_slots(own, lender)
         found: dict[BatchBucket, list[_Candidate]] = defaultdict(list)
         unusable: list[str] = []
         for rank, config in (entry for slot in slots for entry in self._slots.get(slot, ())):
@@ -256,7 +257,7 @@ class ConfigTable:
         warn_unusable([each for each in unusable if self._is_new("unusable", each)])
         return dict(found)
 
-    def _lent(self, own: Slot, lender: str) -> list[Slot]:
+    def _lender_slots(self, own: Slot, lender: str) -> list[Slot]:
         """The slots like `own` of the GPU called `lender`, with any number of SMs."""
         return [slot for slot in self._slots if slot._replace(gpu_name=own.gpu_name, num_sms=own.num_sms) == own
                 and slot.gpu_name == lender != own.gpu_name]
@@ -306,15 +307,15 @@ def _is_alike(other: BatchBucket, bucket: BatchBucket) -> bool:
     return has_parts and (not bucket.has_part("short") or other.short_skew == bucket.short_skew)
 
 
-def _served(near: Sequence[_Candidate], bucket: BatchBucket, gpu: Gpu, distance: float) -> Iterator[Answer]:
+def _answers_of(near: Sequence[_Candidate], bucket: BatchBucket, gpu: Gpu, distance: float) -> Iterator[Answer]:
     """The answers of candidates at a distance from `bucket`, the best first."""
     for candidate in sorted(near, key=lambda each: (each.stale, each.rank, *merit(each.config))):
-        answer = _serve(candidate, bucket, gpu, distance)
+        answer = _answer_of(candidate, bucket, gpu, distance)
         if answer is not None:
             yield answer
 
 
-def _serve(candidate: _Candidate, bucket: BatchBucket, gpu: Gpu, distance: float) -> Answer | None:
+def _answer_of(candidate: _Candidate, bucket: BatchBucket, gpu: Gpu, distance: float) -> Answer | None:
     """The answer of a candidate, None if its variant as it would run for `bucket` is invalid.
 
     A neighbour that never splits KV gives none either.

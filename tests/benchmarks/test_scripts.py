@@ -178,7 +178,7 @@ def test_the_cost_of_an_item_is_the_slope_of_a_line(
     script.main(argparse.Namespace(out=tmp_path / "out.json", interpreter=True, page_size=16))
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["kind"] for row in rows] == ["short", "long"]
-    assert all(len(row["items_per_multiprocessor"]) == len(script.WAVES) for row in rows)
+    assert all(len(row["items_per_sm"]) == len(script.WAVES) for row in rows)
 
 
 @using("one_launch")

@@ -6,7 +6,12 @@ import pytest
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import VariantError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu
-from attention_tuner.kernel_templates.heuristic import candidates, default_variant, depends_on_rounds, heuristic_variant
+from attention_tuner.kernel_templates.heuristic import (
+    candidates,
+    default_variant,
+    heuristic_variant,
+    may_depend_on_waves,
+)
 from attention_tuner.kernel_templates.limits import registers_of
 from attention_tuner.kernel_templates.registry import template_of, why_invalid
 from attention_tuner.kernel_templates.spec import HEAD_DIMS, AttentionSpec
@@ -231,7 +236,7 @@ def test_of_eight_times_as_many_tiles_small_programs_come_first():
 def test_a_variant_that_never_splits_kv_may_depend_on_the_count_of_tiles(num_segments: int, batch: str, depends: bool):
     values = {"block_m": 16, "block_n": 32, "num_segments": num_segments, "num_warps": 4, "num_stages": 3}
     variant, bucket = Variant.of("unified", 16, values), BatchBucket.of(Batch.parse(batch))
-    assert depends_on_rounds(variant, AttentionSpec(32, 8, 128), bucket, TARGETS["sm_90"]) is depends
+    assert may_depend_on_waves(variant, AttentionSpec(32, 8, 128), bucket, TARGETS["sm_90"]) is depends
 
 
 @pytest.mark.parametrize(

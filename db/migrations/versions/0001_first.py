@@ -7,7 +7,7 @@ revision = "0001"
 down_revision = None
 
 
-def measured() -> list[sa.Column[object]]:
+def _measured_columns() -> list[sa.Column[object]]:
     texts = ("spec", "bucket", "batch", "template", "variant", "regime", "gpu_name", "gpu_capability", "gpu_driver",
              "kernel_hash", "triton", "torch", "driver", "measured_at")
     numbers = ("page_size", "gpu_num_sms", "gpu_shared_memory_bytes", "gpu_l2_bytes")
@@ -28,7 +28,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "trials",
-        *measured(),
+        *_measured_columns(),
         sa.Column("run_id", sa.Integer, nullable=False),
         sa.Column("outcome", sa.Text, nullable=False),
         *(sa.Column(name, sa.Text) for name in ("stage", "reason", "check_level", "check_detail", "samples_ms",
@@ -41,7 +41,7 @@ def upgrade() -> None:
     op.create_index("ix_trials_spec_bucket_page_size_gpu_name", "trials", ["spec", "bucket", "page_size", "gpu_name"])
     op.create_table(
         "best_configs",
-        *measured(),
+        *_measured_columns(),
         *(sa.Column(name, sa.Text, nullable=False) for name in ("samples_ms", "default_samples_ms", "default_regime",
                                                                 "verdict", "check_level")),
         *(sa.Column(name, sa.Double, nullable=False) for name in ("plan_ms", "default_plan_ms")),

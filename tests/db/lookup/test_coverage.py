@@ -11,7 +11,7 @@ import pytest
 
 from attention_tuner.db import ConfigTable, read_misses, write_misses
 from attention_tuner.db.answer import Answer, Chain
-from attention_tuner.db.lookup.coverage import Asked, Coverage, require_question
+from attention_tuner.db.lookup.coverage import CachedAnswer, Coverage, require_question
 from attention_tuner.kernel_templates.batch import Batch, BatchBucket
 from attention_tuner.kernel_templates.errors import InputError, NotTunedError, StoreError
 from attention_tuner.kernel_templates.outcome import BestConfig
@@ -20,8 +20,8 @@ Make = Callable[..., BestConfig]
 HYBRID = "1x512@16384,63x1@32768"
 
 
-def asked(config: BestConfig, source: str, count: int, exact: int = 0) -> Asked:
-    made = Asked(Answer(config.variant, source), {}, None)  # pyright: ignore
+def asked(config: BestConfig, source: str, count: int, exact: int = 0) -> CachedAnswer:
+    made = CachedAnswer(Answer(config.variant, source), {}, None)  # pyright: ignore
     made.count, made.exact_count = count, exact
     return made
 

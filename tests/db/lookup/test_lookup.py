@@ -201,11 +201,11 @@ def test_a_file_about_another_gpu_does_not_answer(database: Path, tmp_path: Path
     h20 = replace(config.gpu, name="NVIDIA H20")
     asked = (config.shape.spec, BATCH, 16, h20)
     assert load_table(files=[tmp_path / "out"]).lookup(*asked).source == "heuristic"
-    named: set[str] = set()
+    warned: set[str] = set()
     with pytest.warns(UserWarning, match="of NVIDIA H200 only, which do not answer for NVIDIA H20"):
-        load_table(gpu=h20, files=[tmp_path / "out"], named=named)
+        load_table(gpu=h20, files=[tmp_path / "out"], warned=warned)
     # Loads that share the set do not warn again; warnings are errors here.
-    assert load_table(gpu=h20, files=[tmp_path / "out"], named=named).lookup(*asked).source == "heuristic"
+    assert load_table(gpu=h20, files=[tmp_path / "out"], warned=warned).lookup(*asked).source == "heuristic"
     lent = load_table(files=[tmp_path / "out"], chain=Chain(like=("NVIDIA H200",))).lookup(*asked)
     assert (lent.source, lent.lender) == ("neighbour", "NVIDIA H200")
     assert lent.variant == config.variant
@@ -270,11 +270,11 @@ def test_loads_that_share_a_set_name_an_unreadable_row_once(database: Path, make
     with Store.open(database) as store:
         store.put_best(make_config())
     poison(database, "UPDATE best_configs SET spec = 'nothing'")
-    named: set[str] = set()
+    warned: set[str] = set()
     with pytest.warns(UserWarning, match="row 1 of table best_configs"):
-        load_table(named=named)
+        load_table(warned=warned)
     # Warnings are errors here.
-    assert load_table(named=named).configs == ()
+    assert load_table(warned=warned).configs == ()
 
 
 @pytest.mark.parametrize("value", ["'poison'", "x'00ff'", "''", "-1", "'[]'"])
