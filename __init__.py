@@ -1,7 +1,7 @@
-"""Tunes the hybrid attention kernel of a serving engine, keeps the best configs, and answers which one to launch.
+"""Autotuner for the hybrid attention kernel of a serving engine: finds, stores and looks up the best configs.
 
-The names here are the public interface. Each is imported at its first use: `import attention_tuner` loads neither torch
-nor triton, and looking up a config never does.
+The names here are the public interface. Each is imported at its first use, so `import attention_tuner` loads neither
+torch nor triton. A lookup loads neither of them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Variants of the kernel: their records, their launch and their reference. The only folder that imports triton."""
+"""Kernel variants: records, launch and reference. Only this folder imports triton."""

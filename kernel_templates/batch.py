@@ -1,4 +1,4 @@
-"""Batches of sequences, their lengths as arrays, and the bucket that a batch is tuned and looked up under."""
+"""Batches of sequences, their lengths as arrays, and their buckets: the key of tuning and lookup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-# Lengths and what is planned from them are computed in 64 bits, where nothing overflows.
+# Lengths and plans are computed in 64 bits, where nothing overflows.
 IntArray: TypeAlias = "NDArray[np.int64]"
 
 # A sequence with at most this many query tokens is decode or verification: memory-bound, on small tiles.
@@ -24,9 +24,9 @@ SHORT_QUERY = 8
 # A tree mask applies to sequences of 2 to this many query tokens, one bit for each; longer ones are causal.
 TREE_TOKENS = 64
 
-# Far beyond any engine's batch: a mistyped count is refused instead of filling the memory.
+# Far more than any engine needs, so that a mistyped count is refused instead of filling the memory.
 MAX_SEQUENCES = 2**16
-# Kernels count the tokens of a sequence in 32 bits, up to the end of the tile that holds the last one.
+# Kernels count the tokens of a sequence in 32 bits, up to the end of its last tile.
 MAX_TOKENS = 2**30 - 1
 
 _GROUP = re.compile(r"([0-9]{1,10})x([0-9]{1,10})@([0-9]{1,10})")
@@ -34,12 +34,12 @@ _GROUP = re.compile(r"([0-9]{1,10})x([0-9]{1,10})@([0-9]{1,10})")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences of one launch; at least one of them has a query token.
+    """Sequences of one launch, of which at least one has a query token.
 
-    The keys of a sequence without a query token are not read.
+    Sequences without a query token are skipped.
     """
 
-    # (query_len, context_len) of each sequence; context tokens are already in the cache.
+    # (query_len, context_len) of each sequence. Context tokens are already in the cache.
     sequences: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
@@ -97,11 +97,11 @@ class Batch:
 
 
 class Lengths(NamedTuple):
-    """Lengths of a batch as arrays, the form in which an engine holds them and steps are planned."""
+    """Lengths of a batch as arrays, as an engine holds them."""
 
     # Query tokens of each sequence [num_seqs].
     query: IntArray
-    # Tokens of each sequence that are in the cache before them [num_seqs].
+    # Tokens of each sequence already in the cache [num_seqs].
     context: IntArray
     # Keys of each sequence [num_seqs]: context and query tokens.
     kv: IntArray
@@ -120,20 +120,20 @@ class Lengths(NamedTuple):
             raise BatchError("a batch needs a query length and a context length for each of one sequence or more, not "
                              f"{len(query)} and {len(context)} lengths")
         kv, num_tokens = query + context, int(query.sum())
-        # The bits of MAX_TOKENS are all ones: any other bit is a sign, a carry or a length that is too large.
+        # The bits of MAX_TOKENS are all ones. A higher bit means a negative length, an overflow or a length too large.
         if (query | context | kv).view(np.uint64).max() > MAX_TOKENS or not num_tokens:
-            # Batch has the same rules, and names the sequence that breaks one.
+            # Batch has the same rules and raises an error that names the sequence.
             Batch(tuple(zip(query.tolist(), context.tolist(), strict=True)))
         return cls(query, context, kv, num_tokens, int(kv.max()))
 
     @classmethod
     def of_batch(cls, batch: Batch | Lengths) -> Lengths:
-        """Lengths of `batch`, which may be given as such already."""
+        """Lengths of a `Batch`; `Lengths` are returned unchanged."""
         if isinstance(batch, Lengths):
             return batch
         import numpy as np
 
-        # Half the time that np.array takes for the same.
+        # Takes half the time of np.array.
         flat = np.fromiter(itertools.chain.from_iterable(batch.sequences), np.int64, 2 * len(batch.sequences))
         query, context = flat[::2].copy(), flat[1::2].copy()
         kv = query + context
@@ -149,14 +149,14 @@ class Lengths(NamedTuple):
 class BatchSummary:
     """Sums over the short and over the long sequences of a batch, from which its bucket is made.
 
-    Sequences without a query token count nowhere.
+    Sequences without a query token do not count.
     """
 
     # Short sequences: decode and verification.
     short_seqs: int
     # Query tokens of all short sequences.
     short_rows: int
-    # Keys of all short sequences, the query tokens among them.
+    # Keys of all short sequences, query tokens included.
     short_kv: int
     # Keys of the longest short sequence.
     short_longest: int
@@ -164,12 +164,12 @@ class BatchSummary:
     long_seqs: int
     # Query tokens of all long sequences.
     long_rows: int
-    # Keys of all long sequences, the query tokens among them.
+    # Keys of all long sequences, query tokens included.
     long_kv: int
 
     @classmethod
     def of(cls, batch: Batch | Lengths) -> BatchSummary:
-        """Sum up `batch`, without a Python object for each sequence where its lengths are arrays."""
+        """Sum up `batch`. With `Lengths`, no Python object is made per sequence."""
         import numpy as np
 
         query, _, kv, num_tokens, _ = Lengths.of_batch(batch)
@@ -178,7 +178,7 @@ class BatchSummary:
         num_keys = int(kv.sum())
         long = np.flatnonzero(query > SHORT_QUERY)
         long_rows = long_kv = 0
-        # Most batches only decode: the sums of nothing would take half the time.
+        # Most batches only decode, and empty sums would double the time.
         if long.size:
             long_rows, long_kv = int(query[long].sum()), int(kv[long].sum())
             kv = kv.copy()
@@ -194,7 +194,7 @@ class BatchSummary:
         )
 
     def bucket(self) -> BatchBucket:
-        """Bucket that batches of this summary are tuned and looked up under."""
+        """Bucket of batches with this summary, for tuning and lookup."""
         skew = self.short_longest * self.short_seqs / self.short_kv if self.short_kv else 0
         sizes = (self.short_seqs, self.short_rows, self.short_kv, self.long_seqs, self.long_rows, self.long_kv, skew)
         return BatchBucket(*map(_power_of_two, sizes))
@@ -202,10 +202,7 @@ class BatchSummary:
 
 @dataclass(frozen=True, slots=True)
 class BatchBucket:
-    """Sizes of a batch's short and long part, each rounded to a power of two or 0: the key of a config at run time.
-
-    Sizes are those of `BatchSummary`.
-    """
+    """Sizes of `BatchSummary`, each rounded to a power of two or 0: the run-time key of a config."""
 
     # Short sequences: decode and verification.
     short_seqs: int
@@ -219,7 +216,7 @@ class BatchBucket:
     long_rows: int
     # Keys of all long sequences.
     long_kv: int
-    # Keys of the longest short sequence over those of the mean one.
+    # Keys of the longest short sequence, divided by the mean.
     short_skew: int
 
     def __post_init__(self) -> None:
@@ -234,21 +231,21 @@ class BatchBucket:
 
     @classmethod
     def of(cls, batch: Batch | Lengths) -> BatchBucket:
-        """Bucket of `batch`, by the one rule for tuning and for lookup."""
+        """Bucket of `batch`. Tuning and lookup both use this rule."""
         return BatchSummary.of(batch).bucket()
 
     @classmethod
     def of_lengths(cls, query_lens: ArrayLike, context_lens: ArrayLike) -> BatchBucket:
-        """Bucket of a batch given as two arrays or lists on the host [num_seqs], as an engine holds them.
+        """Bucket of a batch given as two arrays or lists on the host [num_seqs].
 
-        Takes some ten microseconds for a few hundred sequences. Raises `BatchError` as `Batch` does.
+        Takes about ten microseconds for a few hundred sequences. Raises `BatchError` as `Batch` does.
         """
         return cls.of(Lengths.of(query_lens, context_lens))
 
     def sample(self) -> Batch:
-        """Make a batch of this bucket: sequences of equal length, with one longer where they are skewed.
+        """Make a batch of this bucket: sequences of equal length, plus one longer one if the bucket is skewed.
 
-        Contexts of a few tokens leave no room for a skew: the batch then falls into a bucket close to this one.
+        If contexts have only a few tokens, the skew does not fit, and the batch falls into a nearby bucket.
         """
         sequences: list[tuple[int, int]] = []
         if self.short_seqs:
@@ -264,21 +261,21 @@ class BatchBucket:
         return Batch(tuple(sequences))
 
     def has_part(self, part: str) -> bool:
-        """True if batches of this bucket have sequences in `part`, "short" or "long"."""
+        """True if batches of this bucket have sequences of `part`, "short" or "long"."""
         return bool(self.short_seqs if part == "short" else self.long_rows)
 
     def distance(self, other: BatchBucket) -> float:
-        """Distance of two buckets: the sum over the sizes of |log2 of their ratio|, 0 counting as a half."""
+        """Distance of two buckets: the sum of |log2(ratio)| over the sizes, where 0 counts as 0.5."""
         pairs = zip(self.sizes, other.sizes, strict=True)
         return sum(abs(math.log2(max(a, 0.5) / max(b, 0.5))) for a, b in pairs)
 
     def key(self) -> str:
-        """Text that names the bucket: its sizes in the order of the fields, joined by dashes."""
+        """Text of the bucket: its sizes in the order of the fields, joined by dashes."""
         return "-".join(map(str, self.sizes))
 
     @classmethod
     def parse(cls, text: str) -> BatchBucket:
-        """Read what `key` wrote. Raises `BatchError` when the text names no bucket."""
+        """Bucket with this `key`. Raises `BatchError` if the text is no key."""
         try:
             return cls(*map(int, text.split("-")))
         except (TypeError, ValueError) as error:
@@ -287,7 +284,7 @@ class BatchBucket:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Layer and bucket that one config is tuned for."""
+    """Layer and bucket that a config is tuned for."""
 
     # The attention layer.
     spec: AttentionSpec
@@ -303,9 +300,9 @@ class Shape:
 def minimum_traffic(spec: AttentionSpec, batch: Batch) -> tuple[int, float]:
     """Fewest bytes and floating-point operations that `batch` takes: `(bytes, flops)`.
 
-    Bytes: K and V of every visible key once, q and the output once. Operations: two products, of 2 * head_dim and
-    2 * value_dim, for every visible pair of query and key and every query head; query i of a sequence sees
-    context + i + 1 keys, or as many as the window holds. Keys that a tree mask hides count as visible.
+    Bytes: K and V of every visible key once, q once and the output once. Operations: 2 * head_dim and 2 * value_dim for
+    every visible pair of query and key and every query head. Query i of a sequence sees context + i + 1 keys, limited
+    by the window. Keys that a tree mask hides count as visible.
     """
     window = spec.sliding_window or max(batch.kv_lens)
     keys = sum(min(q + c, q + window - 1) for q, c in batch.sequences if q)
@@ -317,7 +314,7 @@ def minimum_traffic(spec: AttentionSpec, batch: Batch) -> tuple[int, float]:
 
 
 def _visible_pairs(query_len: int, context_len: int, window: int) -> int:
-    """Pairs of a query and a key that it sees: the first rows see all before them, the others a whole window."""
+    """Pairs of a query and a visible key. The first rows see all earlier keys, the others a whole window."""
     growing = min(query_len, max(0, window - context_len))
     return growing * context_len + growing * (growing + 1) // 2 + (query_len - growing) * window
 
@@ -336,7 +333,7 @@ def _integers(lengths: ArrayLike, name: str) -> IntArray:
 def _power_of_two(size: float) -> int:
     """Power of two nearest to `size` on a logarithmic scale; 0 stays 0.
 
-    Sizes of one bucket are within a factor of 2, which costs little where a winner cuts keys anew for each batch
+    Sizes in one bucket differ by at most a factor of 2. This costs little if the winner splits KV anew for each batch
     (benchmarks/results/buckets_h200.json).
     """
     return 2 ** round(math.log2(size)) if size else 0

@@ -8,8 +8,8 @@
     │   ├── GpuError          a GPU that is unknown or not present
     │   ├── ModelError        a model preset, suite or config.json that cannot be used
     │   └── StoreError        a database or exported file that cannot be opened, read or written
-    ├── JobError              a job without a result; it stands in `outcome`, because it names the variant at fault
-    ├── NotTunedError         a lookup's answer from a source that the caller does not accept
+    ├── JobError              a job without a result; defined in `outcome`, because it names the variant at fault
+    ├── NotTunedError         a lookup whose answer comes from a source that the caller does not accept
     └── NothingValidError     no valid variant; a command ends with status 1
 
 A failure inside one trial is an `Outcome`, not an exception.
@@ -21,7 +21,7 @@ from __future__ import annotations
 class TunerError(Exception):
     """Base of all errors raised on purpose."""
 
-    # Status that a command ends with.
+    # Exit status of a command.
     exit_status = 1
 
 
@@ -56,7 +56,7 @@ class StoreError(InputError):
 
 
 class NotTunedError(TunerError):
-    """A lookup's answer from a source that the caller does not accept."""
+    """A lookup whose answer comes from a source that the caller does not accept."""
 
 
 class NothingValidError(TunerError):

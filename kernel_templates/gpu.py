@@ -1,4 +1,4 @@
-"""The record of a GPU: a present one, the interpreter, or a target that only the compiler knows."""
+"""The record of a GPU: an installed GPU, Triton's interpreter, or a compile-only target."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1024 * KIB
 class Gpu:
     """One GPU model, or Triton's interpreter in its place."""
 
-    # As the driver gives it, such as "NVIDIA H200"; of a target, its architecture, such as "sm_90".
+    # The driver's name, such as "NVIDIA H200". For a target: its architecture, such as "sm_90".
     name: str
     # Compute capability; (0, 0) for the interpreter.
     capability: tuple[int, int]
@@ -23,7 +23,7 @@ class Gpu:
     # The most shared memory that one program may use.
     shared_memory_bytes: int
     l2_bytes: int
-    # Version of the driver; "" for a GPU that is not present.
+    # Driver version; "" for a GPU that is not installed.
     driver: str = ""
 
     def __post_init__(self) -> None:
@@ -45,14 +45,14 @@ class Gpu:
 
     @property
     def slug(self) -> str:
-        """The name for use in file names: white space and slashes become underscores."""
+        """The name for file names: white space and slashes become underscores."""
         return re.sub(r"[\s/]+", "_", self.name)
 
 
 INTERPRETER = Gpu("Triton interpreter", (0, 0), num_sms=4, shared_memory_bytes=227 * KIB, l2_bytes=0)
 
-# Architectures that a variant can be compiled for without the GPU. Shared memory per program: CUDA C++ Programming
-# Guide, table "Technical Specifications per Compute Capability"; the other sizes are those of the first GPU sold.
+# Architectures for which variants compile without the GPU. Shared memory per program is from the CUDA C++ Programming
+# Guide, table "Technical Specifications per Compute Capability". Other sizes are those of the first GPU sold.
 TARGETS = {
     gpu.name: gpu
     for gpu in (

@@ -1,4 +1,4 @@
-"""Limits of a GPU on the tile shapes of a kernel, and the constraints that templates make of them."""
+"""Constraints on tile shapes from a GPU's registers, shared memory and dtypes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from .variant import Variant
 # A thread has at most 255 registers of 4 bytes on every GPU that Triton compiles for.
 REGISTERS_PER_THREAD = 255
 THREADS_PER_WARP = 32
-# An accumulator larger than this many times the registers of its threads is refused, because it would live in local
-# memory. Of 1,370 variants timed on an H200, the 39 whose accumulator exceeds the registers at all were at least 3
-# times slower than the best of their shape.
+# An accumulator larger than this many times the registers of its threads would live in local memory, so it is invalid.
+# On an H200, 39 of 1,370 timed variants had an accumulator larger than the registers. Each took at least 3 times as
+# long as the best variant of its shape.
 SPILLED = 2
-# Products in float32 use no tensor cores and hold their operands in registers. With more operands than this for each
-# thread, at any head size, the compiled code needs kilobytes of stack.
+# Products in float32 use no tensor cores and hold their operands in registers. With more operands than this per
+# thread, the compiled code needs kilobytes of stack at any head size.
 MOST_FLOAT32_OPERANDS = 48
-# The smallest tile, with one stage and loads through pointers, holds this many without stack. Heads of more than 256
-# fit no other tile.
+# The smallest tile, with one stage and pointer loads, holds this many operands per thread without stack. Heads larger
+# than 256 fit no other tile.
 MOST_FLOAT32_OPERANDS_AT_ONCE = 64
-# Shared memory of barriers and of reductions across warps.
+# Shared memory for barriers and reductions across warps.
 SCRATCH_BYTES = 1024
-# The most shared memory that the accumulator passes through on its way to the output, except after warpgroup products
-# of capability 9.0.
+# The most shared memory that stages the accumulator for the output. Warpgroup products of capability 9.0 stage all of
+# it.
 STAGED_BYTES = 32768
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Readers of the values of a variant that decide what a program of its kernel needs of a GPU.
+    """Functions that read a variant's tile shapes, warps, stages and loads.
 
-    A rule reads only what it needs, because each value that it reads makes listing a search space slower.
+    A rule calls only those it needs, because each value that it reads makes listing a search space slower.
     """
 
     # The tile shapes of the bodies of the kernel.
@@ -46,25 +46,29 @@ class Program:
 
 
 def next_power_of_two(size: int) -> int:
-    """The smallest power of two that is at least `size`, such as the columns of a head's tile; 0 stays 0."""
+    """The smallest power of two that is at least `size`; 0 stays 0."""
     return 1 << (size - 1).bit_length() if size else 0
 
 
 def registers_of(num_warps: int) -> int:
-    """The most registers, of 4 bytes each, of a program with this many warps."""
+    """The most registers (4 bytes each) of a program with this many warps."""
     return num_warps * THREADS_PER_WARP * REGISTERS_PER_THREAD
 
 
 def shared_memory_bytes(
     body: Body, spec: AttentionSpec, gpu: Gpu, num_warps: int, num_stages: int, tma: bool = False
 ) -> int:
-    """The most shared memory in bytes of a program with this body; it may need a tile of probabilities less.
+    """Upper bound in bytes on the shared memory of a program with this body.
 
-    There is one tile of q. Without pipelining there is one tile for K and V together, else one of each for every stage
-    but the last. Warpgroup products read a tile in place and asynchronously, so that there is one tile of each more: of
-    an fp8 cache, the converted one. Other products may pass the probabilities through shared memory. In float32, keys
-    that come through TMA are transposed in a tile of their own. At the end the accumulator passes through shared
-    memory. These rules were read off what Triton 3.6 and 3.9 compile.
+    The rules match the code that Triton 3.6 and 3.9 compile:
+
+    - One tile of q.
+    - With one stage, one tile that K and V share. Otherwise one tile of K and one of V for every stage but the last.
+    - With several stages and warpgroup products, one more tile of each, because these products read tiles in place
+      and asynchronously. With an fp8 cache on capability 9, one converted tile instead.
+    - With several stages and TMA in float32, one more tile of K, to transpose it.
+    - Without warpgroup products, possibly one tile of probabilities. The bound includes it.
+    - At the end, the accumulator.
     """
     major = gpu.capability[0]
     has_warpgroup_products = (
@@ -131,5 +135,5 @@ def _has_fp8(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> bool:
     return "float8_e4m3fn" not in (spec.q_dtype, spec.kv_dtype) or gpu.is_interpreter or gpu.capability >= (8, 9)
 
 
-# For every template: the needs of the layer itself.
+# Constraints of the layer, for every template.
 LAYER_CONSTRAINTS = (Constraint("numbers in float8_e4m3fn need a GPU of capability 8.9 or higher", _has_fp8),)

@@ -1,4 +1,4 @@
-"""The records of a trial: its timing, its check and its outcome, and those of a best config and a full check."""
+"""Records of trials (timing, check, outcome), best configs and full checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .variant import Variant
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """The conditions of a timing. Times of different regimes are not comparable."""
+    """The conditions of a timing. Compare times of one regime only."""
 
     # "graph" (a captured CUDA graph), "eager" or "interpreter".
     capture: str
@@ -37,7 +37,7 @@ class Regime:
 
     @classmethod
     def parse(cls, text: str) -> Regime:
-        """The regime with this text. Raises `TunerError` when the text is none that `str` writes."""
+        """The regime that `str` wrote as `text`. Raises `TunerError` for any other text."""
         if text.count("-") != 2:
             raise TunerError(f"{text!r} does not name a regime")
         return cls(*text.split("-"))
@@ -84,7 +84,7 @@ class Check:
     worst_ratio: float
     # "quick" or "full".
     level: str = "quick"
-    # Where the worst row is.
+    # Position of the worst row.
     detail: str = ""
 
     @property
@@ -99,7 +99,7 @@ class StaticFacts:
 
     # Shared memory of a program.
     shared_bytes: int
-    # Registers of a thread; None where no tool could read them. No decision depends on them.
+    # Registers of a thread; None if no tool could read them. For display only.
     registers: int | None
     # Stack of a thread; None as for `registers`.
     stack_bytes: int | None
@@ -116,7 +116,7 @@ class Timed:
     variant: Variant
     check: Check
     timing: Timing
-    # The variant with the same code and launch whose result this is; None for an own one.
+    # The variant with the same code and launch whose measurement is reused; None if this one was measured.
     same_as: Variant | None = None
 
 
@@ -129,7 +129,7 @@ class Wrong:
 
     @property
     def reason(self) -> str:
-        """The reason under which it is counted."""
+        """The reason that reports count it under."""
         return "wrong result"
 
 
@@ -157,7 +157,7 @@ Outcome = Timed | Wrong | Failed | Skipped
 class JobError(TunerError):
     """A job without a result: it raised, or its process died or exceeded its limit.
 
-    `stage` and `variant` are those that the job reported last, "" and None where it reported none.
+    `stage` and `variant` are the last that the job reported; "" and None if it reported none.
     """
 
     def __init__(self, reason: str, stage: str = "", variant: Variant | None = None) -> None:
@@ -168,7 +168,7 @@ class JobError(TunerError):
 
 
 class Verdict(enum.Enum):
-    """The best variant against the next: clearly faster, tied (the simpler is kept) or undecided."""
+    """The best variant compared with the next: clearly faster, tied (the simpler is kept) or undecided."""
 
     FAST = "fast"
     TIE = "tie"
@@ -196,7 +196,7 @@ class CaseResult:
     name: str
     # One of `CASE_STATES`.
     state: str
-    # As in `Check`; None where no finite one was found.
+    # As in `Check`; None if no finite ratio was found.
     worst_ratio: float | None = None
     # Why the case failed or was not run.
     reason: str = ""
@@ -208,13 +208,13 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class FullCheck:
-    """The full check of a variant for a layer, of whatever shape. Raises `TunerError` where no case was run."""
+    """The full check of a variant for a layer, for all batches. Raises `TunerError` if no case was run."""
 
     spec: AttentionSpec
     variant: Variant
     gpu_name: str
     environment: Environment
-    # In the order in which they were run.
+    # In the order of the run.
     cases: tuple[CaseResult, ...]
     # ISO 8601, in UTC.
     checked_at: str
@@ -235,12 +235,12 @@ class FullCheck:
 
     @property
     def unrun(self) -> int:
-        """The number of cases that were not run: moot for the variant, or without the memory, GPU or tool they need."""
+        """The number of cases not run: not applicable to the variant, or lacking memory, GPU or tool."""
         return sum(case.state == "not run" for case in self.cases)
 
     @property
     def worst(self) -> CaseResult | None:
-        """The case with the largest ratio; None where no case has one."""
+        """The case with the largest ratio; None if no case has one."""
         with_ratio = [case for case in self.cases if case.worst_ratio is not None]
         return max(with_ratio, key=lambda case: case.worst_ratio or 0.0, default=None)
 
@@ -256,13 +256,13 @@ class BestConfig:
     gpu: Gpu
     variant: Variant
     timing: Timing
-    # The default's, in the same race.
+    # The default variant's timing in the same race.
     default_timing: Timing
     verdict: Verdict
     # False while only the quick check has passed.
     full_check: bool
     environment: Environment
-    # The batch that it was tuned on, as text.
+    # The tuned batch, as text.
     batch: str
     # ISO 8601, in UTC.
     measured_at: str
@@ -280,5 +280,5 @@ class BestConfig:
 
 @functools.lru_cache(1024)
 def _bucket_of(batch: str) -> BatchBucket:
-    """The bucket of a batch as text. A database holds many configs of few batches, which take long to parse."""
+    """The bucket of a batch given as text. Cached: a database has many configs of few batches, and parsing is slow."""
     return BatchBucket.of(Batch.parse(batch))

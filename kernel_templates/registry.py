@@ -1,4 +1,4 @@
-"""The installed templates, and the one rule of which variants are valid."""
+"""The installed templates, and the rule that decides if a variant is valid."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ENTRY_POINTS = "attention_tuner.templates"
 def templates() -> dict[str, Template]:
     """Every installed template by name: this project's, then those of other packages.
 
-    A broken package must not end an engine: a template that cannot be imported, or is no `Template`, is set aside with
-    a warning that names it. Raises `TunerError` when two share a name.
+    A template of another package that cannot be imported, or is no `Template`, is skipped with a warning: a broken
+    package must not end an engine. Raises `TunerError` when two templates share a name.
     """
     found = {template.name: template for template in (UNIFIED, FUSED, TWO_LAUNCH, PERSISTENT, GLUON_HOPPER)}
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
@@ -53,9 +53,9 @@ def template_of(variant: Variant) -> Template:
 
 
 def why_invalid(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> str | None:
-    """The reason why `variant` cannot run layer `spec` on `gpu`, or None: the rule for searches, lookups and tests.
+    """The reason that `variant` cannot run layer `spec` on `gpu`; None if it can.
 
-    The reasons are few and fixed, so that they can be counted.
+    Searches, lookups and tests all use this rule. The reasons are few and fixed texts, so that reports can count them.
     """
     template = templates().get(variant.template)
     if template is None:

@@ -1,4 +1,4 @@
-"""The kernel hash: a fingerprint of the code that the result and the time of a variant depend on."""
+"""The kernel hash: a fingerprint of all code that affects a variant's result or time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .gpu import Gpu
 from .outcome import Environment
 from .registry import templates
 
-# A definition, as its module and its name there. `ALL` names the module as a whole.
+# A definition: its module and its name there. The name `ALL` means the whole module.
 Name = tuple[str, str]
 ALL = "*"
-# Fields of a node that follow from its place, or only say how it is written.
+# Fields of a node that follow from its position or describe only its spelling.
 _IGNORED = {"ctx", "kind", "type_comment"}
 
 
@@ -28,10 +28,9 @@ _IGNORED = {"ctx", "kind", "type_comment"}
 def kernel_hash(template: str) -> str:
     """A hash over the definitions that the launcher of `template` reaches, as 16 hexadecimal digits.
 
-    The launcher's class reaches what it names, and so on, within this package and the launcher's own. Comments,
-    docstrings and formatting make no difference, nor does the module that a definition stands in. The declaration of
-    the template makes none either, because no launcher names it. Raises `TunerError` when the template is not installed
-    or its launcher's module cannot be found.
+    A definition reaches all definitions that it names, within this package and the launcher's own. The hash ignores
+    comments, docstrings, formatting, the module of a definition, and the template's declaration. Raises `TunerError`
+    if the template is not installed or its launcher's module cannot be found.
     """
     record = templates().get(template)
     if record is None:
@@ -53,10 +52,10 @@ def kernel_hash(template: str) -> str:
 
 
 def environment(template: str, gpu: Gpu) -> Environment:
-    """The code and the versions that a time of `template` measured here on `gpu` depends on.
+    """The kernel hash and the versions that a measurement of `template` on `gpu` depends on.
 
-    Imports neither torch nor triton. The version of one that is not installed under its name, such as a build called
-    pytorch-triton, is "": unknown. Raises `TunerError` like `kernel_hash`.
+    Imports neither torch nor triton. The version is "" (unknown) for a package installed under another name, such as
+    pytorch-triton. Raises `TunerError` as `kernel_hash` does.
     """
     triton, torch = map(_version, ("triton", "torch"))
     return Environment(kernel_hash(template), triton, torch, gpu.driver)
@@ -64,7 +63,7 @@ def environment(template: str, gpu: Gpu) -> Environment:
 
 @dataclass(slots=True)
 class _Module:
-    """The statements of a module by the names that they bind; `loose` ones, such as calls, bind none."""
+    """The statements of a module, by the names that they bind; `loose` statements, such as calls, bind none."""
 
     definitions: dict[str, list[ast.stmt]] = field(default_factory=dict[str, list[ast.stmt]])
     loose: list[ast.stmt] = field(default_factory=list[ast.stmt])
@@ -87,7 +86,7 @@ def _definition(name: Name, packages: frozenset[str]) -> tuple[set[str], set[Nam
     elif parsed.is_package and _path(f"{module}.{attribute}") is not None:
         return set(), {(f"{module}.{attribute}", ALL)}
     else:
-        # The whole module counts, because it is used as one, or makes the name in its own way, such as `__getattr__`.
+        # The whole module counts: it is imported as a whole, or makes the name dynamically, as with `__getattr__`.
         statements = [each for group in parsed.definitions.values() for each in group] + parsed.loose
     texts, uses = set[str](), set[Name]()
     for statement in statements:
@@ -122,7 +121,7 @@ def _parse(module: str) -> _Module:
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, Name]]:
-    """The names that `node` imports into a module of `package`, with what each stands for."""
+    """The names that `node` imports into a module of `package`, each with its definition."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             if alias.asname:
@@ -138,7 +137,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, Name]]:
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement of a module binds, but for those of a plain import."""
+    """The names that a statement of a module binds, except by a plain import."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
     elif not isinstance(statement, ast.Import | ast.ImportFrom) and not _has_no_effect(statement):
@@ -165,8 +164,8 @@ def _is_text(node: object) -> bool:
 def canonical(node: ast.AST) -> tuple[str, set[str]]:
     """The parsed program as one text, equal under all versions of Python, and the names in it.
 
-    Docstrings are left out, and the errors that are raised. Versions of Python differ in fields that they add, which
-    are empty for a program that does without, and in the pieces that the fixed text of an f-string is cut into.
+    Docstrings and raised errors are left out. So are empty fields, because newer versions of Python add some. Adjacent
+    fixed texts of an f-string are joined, because versions cut them differently.
     """
     tokens: list[str] = []
     names: set[str] = set()
@@ -183,7 +182,7 @@ def _write(node: object, tokens: list[str], names: set[str]) -> None:
         tokens.append("(")
         for name in _fields(type(node)):
             value = _joined(node.values) if isinstance(node, ast.JoinedStr) else getattr(node, name, None)
-            # The module of a relative import does not count, because the definition that it reaches does.
+            # The module of a relative import does not count, because the imported definition counts instead.
             if value is None or value == [] or (name in ("module", "level") and getattr(node, "level", 0)):
                 continue
             tokens.append(name)
@@ -196,18 +195,18 @@ def _write(node: object, tokens: list[str], names: set[str]) -> None:
                 _write(each, tokens, names)
         tokens.append("]")
     else:
-        # Not `repr`, because versions of Python escape different characters.
+        # Not `repr`: versions of Python escape different characters.
         tokens.append(ascii(node))
 
 
 @functools.cache
 def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    """The fields of nodes of this `kind` that count, sorted; none for an error that is raised."""
+    """The fields that count for nodes of this `kind`, sorted; none for a raised error."""
     return () if kind is ast.Raise else tuple(sorted(set(kind._fields) - _IGNORED))
 
 
 def _joined(values: list[ast.expr]) -> list[ast.expr]:
-    """The parts of an f-string, with adjacent fixed texts as one and without empty ones."""
+    """The parts of an f-string, with adjacent fixed texts joined and empty ones removed."""
     joined: list[ast.expr] = []
     for value in values:
         if isinstance(value, ast.Constant) and joined and isinstance(joined[-1], ast.Constant):
@@ -219,7 +218,7 @@ def _joined(values: list[ast.expr]) -> list[ast.expr]:
 
 @functools.cache
 def _path(module: str) -> Path | None:
-    """The file of `module`, None where there is none or its package is missing or broken."""
+    """The file of `module`; None if there is none or its package is missing or broken."""
     try:
         found = importlib.util.find_spec(module)
     except ImportError:
@@ -229,7 +228,7 @@ def _path(module: str) -> Path | None:
 
 @functools.cache
 def _version(package: str) -> str:
-    # Asked for with every trial, and reading it takes milliseconds.
+    # Cached, because every trial needs it and reading it takes milliseconds.
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

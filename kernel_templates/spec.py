@@ -1,4 +1,4 @@
-"""The record of an attention layer: what is fixed when a model is deployed."""
+"""The record of an attention layer: all properties fixed when a model is deployed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from .errors import SpecError
 
 DTYPES = ("bfloat16", "float16", "float32")
-# Dtypes of a KV cache, and of queries beside it, that are converted to a 16-bit `dtype` for the products.
+# Dtypes of K, V and q that the kernel converts to a 16-bit `dtype` for the products.
 FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 HALF_DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = tuple(range(32, 513, 8))
-# Softmax scales that are accepted. Models have 1/512 to 1; with others, float16 queries cannot tell keys apart.
+# Accepted softmax scales. Models use 1/512 to 1; outside these limits, float16 queries cannot tell keys apart.
 MIN_SCALE, MAX_SCALE = 1e-6, 1e3
-# Soft caps that are accepted. Models have 20 to 50. The kernels compute tanh as a difference, whose error in float32
-# grows with the cap: with a larger cap it exceeds the rounding of the dtype.
+# Accepted soft caps. Models use 20 to 50. The kernels compute tanh as a difference whose error in float32 grows with
+# the cap. With a larger cap this error exceeds the rounding error of the dtype.
 MIN_SOFT_CAP, MAX_SOFT_CAP, MAX_FLOAT32_SOFT_CAP = 1e-3, 1e3, 50.0
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
@@ -32,30 +32,30 @@ class AttentionSpec:
         s = s + slope_h * (j - p)             `has_alibi` (Press et al. 2022, equation in section 3)
         s = -inf unless p - window < j <= p   `sliding_window`
 
-    A value that says the same as a default becomes it, so that equal layers compare equal. Raises `SpecError` for a
-    layer that cannot exist and, with the feature's name, for one that needs a feature which no template has.
+    A value equal to the meaning of a default is replaced by the default, so that equal layers compare equal. Raises
+    `SpecError` for a layer that cannot exist or needs an unsupported feature, which the message names.
     """
 
     num_q_heads: int
     num_kv_heads: int
-    # Numbers in one query and in one key.
+    # Elements in one query and one key.
     head_dim: int
-    # Dtype of the output, and of q, K and V where their own dtypes are "auto".
+    # Dtype of the output, and of q, K and V if their own dtype is "auto".
     dtype: str = "bfloat16"
     # Dtype of K and V. One of `FP8_DTYPES` comes with a scale for each KV head.
     kv_dtype: str = "auto"
-    # Keys that a query sees at most, its own among them.
+    # The most keys that a query sees, its own included.
     sliding_window: int | None = None
     logits_soft_cap: float | None = None
-    # One more column of the softmax for each query head, of score sink_h and without a value (gpt-oss).
+    # True if the softmax of each query head h has one more column, with score sink_h and no value (gpt-oss).
     has_sinks: bool = False
     has_alibi: bool = False
     scale: float | None = None
-    # Numbers in one value; None means `head_dim`.
+    # Elements in one value; None means `head_dim`.
     v_head_dim: int | None = None
-    # A sequence's own query tokens see each other by a mask (speculative trees: Miao et al. 2024, SpecInfer).
+    # True if a mask says which query tokens of a sequence see each other (Miao et al. 2024, SpecInfer).
     has_tree_mask: bool = False
-    # Dtype of q. One of `FP8_DTYPES` comes with a scale for each KV head, and only beside a cache of those dtypes.
+    # Dtype of q. One of `FP8_DTYPES` needs a cache in one of them, and comes with a scale for each KV head.
     q_dtype: str = "auto"
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class AttentionSpec:
 
     @property
     def value_dim(self) -> int:
-        """Numbers in one value and in one row of the output."""
+        """Elements in one value and in one row of the output."""
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     @property
@@ -130,12 +130,12 @@ class AttentionSpec:
 
     @property
     def softmax_scale(self) -> float:
-        """The factor of the products of queries and keys."""
+        """The factor on the products of queries and keys."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element of the output, and of the operands of products."""
+        """Bytes of one element of the output and of the operands of products."""
         return _ELEMENT_BYTES[self.dtype]
 
     @property
@@ -151,14 +151,14 @@ class AttentionSpec:
     def key(self) -> str:
         """The layer as text, such as `num_q_heads=32,num_kv_heads=8,head_dim=128,dtype=bfloat16`.
 
-        Fields at their default are left out, but for the dtype. `parse` is the inverse.
+        Fields at their default are left out, except the dtype. `parse` is the inverse.
         """
         shown = (f for f in fields(self) if f.name == "dtype" or getattr(self, f.name) != f.default)
         return ",".join(f"{field.name}={getattr(self, field.name)}" for field in shown)
 
     @classmethod
     def parse(cls, text: str) -> AttentionSpec:
-        """The layer with this `key`. Raises `SpecError` when the text is no key."""
+        """The layer with this `key`. Raises `SpecError` if the text is no key."""
         readers = {f.name: _READERS[str(f.type)] for f in fields(cls)}
         try:
             pairs = [part.split("=", 1) for part in text.split(",")]

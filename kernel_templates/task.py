@@ -1,4 +1,4 @@
-"""The record of one thing to tune."""
+"""The record of a task: one batch of a layer to tune."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .spec import AttentionSpec
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to tune: a batch of a layer."""
+    """A batch of a layer to tune at one page size."""
 
     spec: AttentionSpec
     batch: Batch

@@ -1,6 +1,6 @@
 """Declaration of a template: its dimensions, its constraints, its traits and the class that launches it.
 
-A template is declared once, in a module of its own. Another package adds one by naming its `Template` object under the
+A template is declared once, in its own module. Another package adds a template by listing its `Template` object in the
 entry point group `attention_tuner.templates`, which `registry` reads.
 """
 
@@ -16,7 +16,7 @@ from .gpu import Gpu
 from .spec import AttentionSpec
 from .variant import Value, Variant
 
-# The kernels load this many tokens at once, and never across a page's end.
+# The kernels load this many tokens at once, within one page.
 PAGE_MULTIPLE = 16
 _ALL = itertools.repeat(True)
 
@@ -26,21 +26,21 @@ class Dimension:
     """One axis of a template's variants."""
 
     name: str
-    # From small to large, where they have an order.
+    # In ascending order, if they have one.
     choices: tuple[Value, ...]
-    # False if all choices share one compiled kernel.
+    # False if all choices compile to the same kernel.
     changes_code: bool = True
-    # Choices that share one compiled kernel, where not all do.
+    # Choices that compile to the same kernel, if only some do.
     same_code: tuple[Value, ...] = ()
-    # False if the interpreter runs the same program for all choices.
+    # False if all choices run the same program in the interpreter.
     interpreted: bool = True
-    # The part of a batch that it is for: "short", "long", "both" if it weighs one against the other, "" for any batch.
-    # A batch without the part needs one body only: the dimension then follows its counterpart.
+    # The part of a batch that it applies to: "short", "long", "both" for their balance, "" for any batch. A batch
+    # without this part needs one body only, and the dimension then follows its counterpart.
     part: str = ""
-    # The dimension whose value it takes in batches without its part; "" if it takes its first choice there.
+    # The dimension whose value it takes for batches without its part; "" if it then takes its first choice.
     counterpart: str = ""
-    # The choices tried for batches of both parts, in which two bodies multiply the variants; empty for all. The others
-    # are valid there too.
+    # The choices tried for batches of both parts, where two bodies multiply the variants; empty for all. The other
+    # choices stay valid there.
     hybrid: tuple[Value, ...] = ()
 
     def code_value(self, value: Value) -> Value:
@@ -54,10 +54,10 @@ class Dimension:
 class Constraint:
     """A rule that the variants of a template keep."""
 
-    # The reason given for a variant that breaks it.
+    # The reason shown for a variant that breaks it.
     reason: str
-    # True for a variant that keeps it. It must answer for every combination of the choices, also for one that breaks
-    # another rule, and may read values of the variant only: each that it reads makes listing a search space slower.
+    # True for a variant that keeps it. Must answer for every combination of choices, even one that breaks another rule.
+    # May read only the variant's values; each value that it reads makes listing a search space slower.
     holds: Callable[[Variant, AttentionSpec, Gpu], bool]
 
 
@@ -74,7 +74,7 @@ SMALLEST = Body(16, 16)
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties of a variant in terms that all templates share, by which variants of different templates compare."""
+    """Properties that all templates share, for comparing variants of different templates."""
 
     # The tile shapes of its bodies.
     bodies: tuple[Body, ...] = (SMALLEST,)
@@ -84,12 +84,11 @@ class Traits:
     has_tma: bool = False
     # Kernels launched for one batch, the merging of partial results included.
     launches: int = 1
-    # A rank of how finely the keys of a sequence are cut into ranges for several programs; 1 if they never are.
+    # A rank that grows with the number of segments per sequence; 1 if KV is never split.
     segments: int = 1
-    # The ranges that every sequence's keys are cut into, however many there are; 1 if their number is bounded by the
-    # GPU's size, or keys are not cut.
+    # Segments of every sequence if their number is fixed; 1 if it is limited by the number of SMs or KV is not split.
     fixed_segments: int = 1
-    # The departures from what is plain, weighed so that a larger sum is the less plain: 0 for none.
+    # A weighted count of departures from the plain kernel; 0 for the plain kernel.
     departures: int = 0
 
 
@@ -101,12 +100,12 @@ _PAGES = Constraint(f"the page size is no multiple of {PAGE_MULTIPLE}",
 class Template:
     """One structure of the kernel.
 
-    Raises `TunerError` when a dimension could get a value that is not among its choices, or has one twice.
+    Raises `TunerError` if a dimension could get a value that is not among its choices, or lists a choice twice.
     """
 
     name: str
-    # Its `Launcher` class as `module:class`, imported only to run it. The kernel hash covers what this class names, and
-    # what that names in turn.
+    # Its `Launcher` class as `module:class`, imported only to run it. The kernel hash covers all code that this class
+    # uses, directly or indirectly.
     launcher: str
     dimensions: tuple[Dimension, ...]
     constraints: tuple[Constraint, ...] = ()
@@ -128,13 +127,13 @@ class Template:
 
     @property
     def rules(self) -> tuple[Constraint, ...]:
-        """The rules for a variant of valid values, in the order in which the first broken one gives the reason."""
+        """The rules for a variant whose values are all choices; the first broken rule gives the reason."""
         return (_PAGES, *self.constraints)
 
     def grid(self, bucket: BatchBucket, gpu: Gpu) -> dict[str, tuple[Value, ...]]:
         """The choices to try for batches of `bucket` on `gpu`, by dimension in sorted order.
 
-        A dimension of a part that the batches do not have has one choice, as has one that the interpreter ignores.
+        A dimension has one choice if the batches lack its part or the interpreter ignores it.
         """
         is_hybrid = _has_part(bucket, "both")
         return {
@@ -145,31 +144,31 @@ class Template:
     def variants(
         self, bucket: BatchBucket, gpu: Gpu, page_size: int, kept: Iterable[bool] = _ALL
     ) -> Iterator[Variant]:
-        """The variants of `grid`, in the order of the product and settled for `bucket`; only those `kept`, if given."""
-        # The variants share these pairs, which keeps a hundred thousand of them small.
+        """The variants of `grid` in product order, settled for `bucket`; `kept` selects some of them."""
+        # The variants share these pairs, so that a hundred thousand variants need little memory.
         pairs = ([(name, value) for value in choices] for name, choices in self.grid(bucket, gpu).items())
         absent = self.absent(bucket)
         for values in itertools.compress(itertools.product(*pairs), kept):
             yield Variant(self.name, page_size, _settled(values, absent) if absent else values)
 
     def settle(self, variant: Variant, bucket: BatchBucket) -> Variant:
-        """`variant` with the dimensions of parts that `bucket` does not have set to their counterparts."""
+        """`variant` with each dimension whose part `bucket` lacks set to its counterpart's value."""
         return Variant(variant.template, variant.page_size, _settled(variant.values, self.absent(bucket)))
 
     def absent(self, bucket: BatchBucket) -> list[Dimension]:
-        """The dimensions of a part that `bucket` does not have."""
+        """The dimensions whose part `bucket` lacks."""
         return [d for d in self.dimensions if not _has_part(bucket, d.part)]
 
     def code_key(self, variant: Variant) -> str:
-        """The key of the compiled kernels: equal for variants that share them, for one spec and GPU."""
+        """The key of the compiled kernels; equal for variants that share them on one spec and GPU."""
         dimensions = {d.name: d for d in self.dimensions}
         return variant.replace(**{name: dimensions[name].code_value(value) for name, value in variant.values}).key()
 
     def never_splits_kv(self, variant: Variant) -> bool:
-        """True if `variant` never cuts the keys of a tile into ranges for several programs.
+        """True if `variant` never splits the keys of a tile into segments for several programs.
 
-        Then nothing evens out sequences of different lengths, or fills a GPU that has more SMs than there are tiles:
-        such a variant may win one batch and lose the next.
+        Such a variant may win one batch and lose the next. It balances no sequences of different lengths, and leaves
+        SMs idle when there are fewer tiles than SMs.
         """
         return self.traits(variant).segments == 1
 

@@ -15,13 +15,13 @@ Value = int | str
 class Variant:
     """A template, the page size, and a value for each of the template's dimensions.
 
-    `registry.why_invalid` says which values are valid, not this class: a stored variant of a template that is not
-    installed can still be read and shown.
+    This class does not check the values; `registry.why_invalid` does. So a stored variant can be read and shown even if
+    its template is not installed.
     """
 
     # The template's name.
     template: str
-    # Tokens in a page of the KV cache that it reads.
+    # Tokens in a page of the KV cache.
     page_size: int
     # Pairs of a dimension and its value, sorted by dimension.
     values: tuple[tuple[str, Value], ...]
@@ -40,21 +40,21 @@ class Variant:
         return cls(template, page_size, tuple(sorted(values.items())))
 
     def number(self, name: str) -> int:
-        """The value of an integer dimension. Raises `VariantError` when the variant has none of that name."""
+        """The value of an integer dimension. Raises `VariantError` if the variant has none of that name."""
         value = self.get(name)
         if not isinstance(value, int):
             raise VariantError(f"variant {self.key()!r} has no number {name!r}")
         return value
 
     def text(self, name: str) -> str:
-        """The value of a text dimension. Raises `VariantError` when the variant has none of that name."""
+        """The value of a text dimension. Raises `VariantError` if the variant has none of that name."""
         value = self.get(name)
         if not isinstance(value, str):
             raise VariantError(f"variant {self.key()!r} has no text {name!r}")
         return value
 
     def get(self, name: str) -> Value | None:
-        """The value of a dimension, None when the variant has none of that name."""
+        """The value of a dimension; None if the variant has none of that name."""
         return self.as_dict().get(name)
 
     def as_dict(self) -> dict[str, Value]:
@@ -72,7 +72,7 @@ class Variant:
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """The variant with this `key`. Raises `VariantError` when the text is no key."""
+        """The variant with this `key`. Raises `VariantError` if the text is no key."""
         try:
             template, _, rest = text.partition(":")
             pairs = [part.split("=", 1) for part in rest.split(",")]
