@@ -1,11 +1,11 @@
 """The attention kernel for Hopper, warp-specialised: one warp loads, two warpgroups of 64 rows compute.
 
-K and V tiles go through a ring of stages in shared memory; each stage has a barrier that says it is full and one that
-says it is empty. Of a long sequence each consumer computes its half of the rows; of a short one, whose rows fit in one
-half, the consumers take the key tiles in turn and write a partial result each. A program computes unit after unit, a
-unit being an item of the work list for one KV head; the ring runs on across them, so that the next unit's keys are on
-their way while the last one is finished. Units are dealt beforehand, or drawn: then the loading warp draws a ticket for
-the unit after the one that it loads, and announces it to the consumers through shared memory.
+K and V tiles go through a ring of stages in shared memory; each stage has one barrier for full and one for empty. For
+a long sequence each consumer computes half of the rows. For a short one, whose rows fit in one half, the consumers take
+key tiles alternately and write a partial result each. A program computes unit after unit; a unit is an item of the work
+list for one KV head. The ring runs on across units, so that the next unit's keys are loading while the last unit is
+finished. Units are dealt beforehand, or drawn: then the loading warp draws a ticket for the unit after the one that it
+loads, and announces it to the consumers through shared memory.
 """
 
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -24,13 +24,13 @@ from .tiles import ROWS, attend_long, attend_short, no_tiles, product_layout, tu
 ITEM: gl.constexpr = gl.constexpr(ITEM_FIELDS)
 MERGE: gl.constexpr = gl.constexpr(MERGE_FIELDS)
 SHORT_TOKENS: gl.constexpr = gl.constexpr(SHORT_QUERY)
-# Registers that three warpgroups have together for each thread of one: what loads gets what two that compute leave.
+# The sum of the registers per thread of three warpgroups. The loading one gets what the two computing ones leave.
 REGISTERS_OF_ALL: gl.constexpr = gl.constexpr(504)
 
 
 @gluon.jit
 def unit_of(index, items, num_items, num_heads, HEADS_FIRST: gl.constexpr):
-    """The item, its number, and the KV head of a unit."""
+    """A unit's item, the item's number, and the KV head."""
     if HEADS_FIRST:
         kv_head = index % num_heads
         number = index // num_heads
@@ -42,14 +42,14 @@ def unit_of(index, items, num_items, num_heads, HEADS_FIRST: gl.constexpr):
 
 @gluon.jit
 def dealt(round):
-    """The unit that this program is dealt in a round, every second time in reverse: units come longest first."""
+    """This program's unit in a round, dealt in reverse every second round, because units come longest first."""
     programs = gl.num_programs(0)
     return round * programs + gl.where(round % 2 == 0, gl.program_id(0), programs - 1 - gl.program_id(0))
 
 
 @gluon.jit
 def announce(ticket, round, ring, full, empty):
-    """Tell the consumers which unit comes after that of a round."""
+    """Tell the consumers the unit that follows a round's."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     mbarrier.wait(empty.index(round % 2), ((round // 2) & 1) ^ 1)
     ring.index(round % 2).store(gl.full([1], ticket, gl.int32, layout=layout))
@@ -58,11 +58,11 @@ def announce(ticket, round, ring, full, empty):
 
 @gluon.jit
 def announced(round, ring, full, empty):
-    """What was announced for a round."""
+    """The unit announced in a round."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     mbarrier.wait(full.index(round % 2), (round // 2) & 1)
     ticket = gl.sum(ring.index(round % 2).load(layout), 0)
-    # One thread arrives for all: not before the last has read.
+    # One thread arrives for all, so it must wait until the last has read.
     barrier()
     mbarrier.arrive(empty.index(round % 2), count=1)
     return ticket
@@ -71,7 +71,7 @@ def announced(round, ring, full, empty):
 @gluon.jit
 def tile_rows(pages, first, stop, rows_per_page, row_base, BLOCK_N: gl.constexpr, PAGE_SIZE: gl.constexpr,
               CHUNK: gl.constexpr):  # fmt: skip
-    """The rows of the cache where each run of CHUNK of BLOCK_N keys starts; keys before 0 are not looked up."""
+    """The cache rows at which runs of CHUNK keys start, for a tile of BLOCK_N; keys before 0 are not looked up."""
     rows = ()
     for run in gl.static_range(BLOCK_N // CHUNK):
         key = first + run * CHUNK
@@ -82,7 +82,7 @@ def tile_rows(pages, first, stop, rows_per_page, row_base, BLOCK_N: gl.constexpr
 
 @gluon.jit
 def load_tile(desc, rows, column, full, tile, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, CHUNK: gl.constexpr):
-    """Start loading a tile by runs of CHUNK keys, each of which lies in one page."""
+    """Start loading a tile in runs of CHUNK keys; each run lies in one page."""
     mbarrier.expect(full, BLOCK_N * HEAD_DIM * 2)
     for run in gl.static_range(BLOCK_N // CHUNK):
         load_to_shared(desc, [rows[run], column], full, tile.slice(run * CHUNK, CHUNK))
@@ -95,16 +95,16 @@ def produce(
     BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, CHUNK: gl.constexpr,
     STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
-    """Load the key tiles of each unit, last first, so that the masked ones come first.
+    """Load the key tiles of each unit from the last to the first, so that the masked ones come first.
 
-    With DYNAMIC, a program that has begun a unit draws the next that nobody has; else units are dealt beforehand.
+    With DYNAMIC a program that begins a unit draws the next free one; else units are dealt beforehand.
     """
     count = 0
     round = 0
     index = gl.program_id(0)
     while index < num_items * num_heads:
         item, _, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
-        # A ticket takes a while, and is needed when this unit is loaded.
+        # Drawn early: a ticket takes a while, and is needed once this unit is loaded.
         index = gl.atomic_add(tickets, 1) + gl.num_programs(0) if DYNAMIC else dealt(round + 1)
         start = gl.load(item + 4)
         stop = gl.load(item + 5)
@@ -113,7 +113,7 @@ def produce(
         row_base = kv_head * rows_per_head
         column = kv_head * columns_per_head
         first = start + (num_tiles - 1) * BLOCK_N
-        # A tile's pages are looked up before the wait for its stage, so that the one hides the other.
+        # Pages are looked up before the wait for a stage, so that the two latencies overlap.
         rows = tile_rows(pages, first, stop, rows_per_page, row_base, BLOCK_N, PAGE_SIZE, CHUNK)
         for _ in range(num_tiles):
             stage = count % STAGES
@@ -131,14 +131,14 @@ def produce(
         round += 1
     if DYNAMIC:  # noqa: SIM102 - a branch at compile time, and one at run time
         if gl.atomic_add(tickets + 1, 1) == gl.num_programs(0) - 1:
-            # All have drawn their last: ready for the next launch.
+            # All programs have drawn their last ticket: reset for the next launch.
             gl.store(tickets, 0)
             gl.store(tickets + 1, 0)
 
 
 @gluon.jit
 def share_of(item, WARPGROUP: gl.constexpr, GROUP: gl.constexpr):
-    """Whether an item is of a short sequence, and the first row that a consumer computes of it."""
+    """True for an item of a short sequence, and the first row of it that this consumer computes."""
     is_short = gl.load(item + 2) <= SHORT_TOKENS * GROUP
     return is_short, gl.load(item + 3) + gl.where(is_short, 0, WARPGROUP * ROWS)
 
@@ -148,7 +148,7 @@ def copy_q(
     q, q_tile, item, kv_head, stride_q_token, stride_q_head,
     WARPGROUP: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
-    """Start copying this consumer's rows of a unit to shared memory."""
+    """Start copying this consumer's rows of q of a unit to shared memory."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     q_start = gl.load(item)
     num_rows = gl.load(item + 2)
@@ -166,7 +166,7 @@ def write(
     stride_o_token, stride_o_head,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
-    """Write the output, or the partial results `skip` rows after `slot`."""
+    """Write the output, or with a `slot` the partial results, `skip` rows after it."""
     layout: gl.constexpr = product_layout(HEAD_DIM)
     acc, row_max, row_sums = state
     local = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
@@ -198,13 +198,13 @@ def consume(
 ):  # fmt: skip
     """Compute this consumer's share of each unit: its half of the rows, or every second tile of keys."""
     score_layout: gl.constexpr = product_layout(BLOCK_N)
-    # Tiles that went through the ring before the unit.
+    # Tiles that went through the ring before this unit.
     count = 0
     num_units = num_items * num_heads
     round = 0
     index = gl.program_id(0)
     if WARPGROUP == 1:
-        # The first turn is the other's.
+        # The first turn is the other consumer's.
         turn("arrive", 0)
     if index < num_units:
         item, number, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
@@ -220,9 +220,9 @@ def consume(
         slot = gl.load(item + 7)
         num_tiles = (stop - start + BLOCK_N - 1) // BLOCK_N
         is_short, first_row = share_of(item, WARPGROUP, GROUP)
-        # Of a long tile the second half of the rows follows the first, of a short one its second partial result does.
+        # In a long tile the second half of the rows follows the first; in a short one the second partial result does.
         skip = WARPGROUP * gl.where(is_short, gl.minimum(num_rows - tile_row, ROWS), ROWS)
-        # The tiles, counted from the last, that hold a key which some row must not see: for both consumers as many.
+        # The last tiles, in which some row must not see some key; both consumers count the same.
         visible = gl.maximum(context_len + tile_row // GROUP + 1 - start, 0) // BLOCK_N
         num_masked = num_tiles - gl.minimum(visible, num_tiles)
         position = context_len + (first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, score_layout))) // GROUP
@@ -244,7 +244,7 @@ def consume(
         count += num_tiles
         index = announced(round, ticket_ring, ticket_full, ticket_empty) if DYNAMIC else dealt(round + 1)
         round += 1
-        # The next unit's rows are on their way while this one's results are written.
+        # The next unit's rows are loading while this unit's results are written.
         if index < num_units:
             next_item, _, next_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
             copy_q(q, q_tile, next_item, next_head, stride_q_token, stride_q_head, WARPGROUP, GROUP, HEAD_DIM)
@@ -258,7 +258,7 @@ def consume(
                 counters, partial_rows, stride_o_token, stride_o_head, GROUP, HEAD_DIM, ROWS,
             )  # fmt: skip
     if WARPGROUP == 0:
-        # The turn that the other gave last: no barrier is left half full.
+        # Take the turn that the other consumer gave last, so that no barrier is left half full.
         turn("sync", 0)
 
 
@@ -273,7 +273,7 @@ def gluon_attention_kernel(
 ):  # fmt: skip
     """Compute the work list of `counts[0]` items for each of the KV heads."""
     if PDL:
-        # As `attention.attention_kernel` does.
+        # At the start, for the reason in `kernel.attention_kernel`.
         gdc_launch_dependents()
     num_items = gl.load(counts)
     dtype: gl.constexpr = q.dtype.element_ty

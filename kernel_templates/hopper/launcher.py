@@ -1,4 +1,4 @@
-"""Launches template `gluon_hopper`."""
+"""The launcher of template `gluon_hopper`."""
 
 # pyright: basic
 from __future__ import annotations
@@ -66,13 +66,13 @@ class GluonHopperLauncher(BalancedLauncher):
 
     @property
     def programs(self) -> tuple[int, ...]:
-        """One for each unit of work, or for each multiprocessor at most."""
+        """One for each unit of work; unless the grid has all units, at most one for each SM."""
         num_units = self._num_items * self.spec.num_kv_heads
         return (num_units if self.variant.text("dispatch") == "grid" else min(num_units, self.gpu.num_sms),)
 
     def _make_room(self, room: Room, device: torch.device | str) -> None:
         super()._make_room(room, device)
-        # The units drawn, and the programs that are done. Each launch leaves zeros behind.
+        # The number of units drawn, and of programs done. Each launch leaves zeros behind.
         self._tickets = torch.zeros(2, dtype=torch.int32, device=device)
 
     def start_attention(self, tensors: Tensors) -> None:
@@ -102,11 +102,11 @@ class GluonHopperLauncher(BalancedLauncher):
 
 
 def rows_view(cache: torch.Tensor, chunk: int) -> tuple[Any, int, int, int]:
-    """A descriptor of `cache` [pages, slots, heads, dim] as a matrix, and where pages and heads lie in it.
+    """A TMA descriptor of `cache` [pages, slots, heads, dim] as a matrix, and the steps between pages and heads in it.
 
-    A row is a slot's stride long; a load takes `chunk` rows of `dim` columns. Returned with it: rows from one page to
-    the next, rows from one head to the next, columns from one head to the next. Raises `VariantError` for strides that
-    are no such matrix.
+    A row has the length of a slot's stride; a load takes `chunk` rows of `dim` columns. The steps are rows from page to
+    page, rows from head to head, and columns from head to head. Raises `VariantError` for strides that form no such
+    matrix.
     """
     pages, slots, heads, dim = cache.shape
     page, slot, head, _ = cache.stride()

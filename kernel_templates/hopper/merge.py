@@ -1,4 +1,4 @@
-"""Merges the partial results of a tile in the consumer of `gluon_hopper` that is the last to have written one."""
+"""Merges a tile's partial results in the last consumer of `gluon_hopper` that has written one."""
 
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 from triton.experimental import gluon
@@ -14,9 +14,9 @@ def merge_rows(
     partial_rows, stride_o_token, stride_o_head,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROWS: gl.constexpr, PARTIALS: gl.constexpr,
 ):  # fmt: skip
-    """As `combine.merge_rows`, by the four warps of a consumer.
+    """Do what `combine.merge_rows` does, with the four warps of a consumer.
 
-    A warp has rows of its own and a lane some columns of all their partial results, so that nothing is exchanged.
+    Each warp has its own rows, and each lane some columns of all their partial results, so no lanes exchange values.
     """
     layout: gl.constexpr = gl.BlockedLayout([ROWS // 4, 1, HEAD_DIM // 32], [1, 1, 32], [4, 1, 1], [2, 1, 0])
     rows_and_partials: gl.constexpr = gl.SliceLayout(2, layout)
@@ -32,7 +32,7 @@ def merge_rows(
         number = first + gl.arange(0, PARTIALS, layout=gl.SliceLayout(0, rows_and_partials))
         partial = base[:, None] + number[None, :] * stride
         present = valid[:, None] & (number < num_partials)[None, :]
-        # From L2: see `combine.merge_rows`.
+        # Load from L2, for the reason in `combine.merge_rows`.
         maxima = gl.load(partial_max + partial, mask=present, other=LOWEST, cache_modifier=".cg")
         sums = gl.load(partial_sum + partial, mask=present, other=0.0, cache_modifier=".cg")
         places = partial_out + partial[:, :, None] * HEAD_DIM + dims[None, None, :]
@@ -56,11 +56,11 @@ def merge_if_last(
     stride_o_token, stride_o_head,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, HALF_ROWS: gl.constexpr,
 ):  # fmt: skip
-    """Called by each consumer after its partial results of an item are written: the last merges those of its rows.
+    """Merge rows of a tile in the last consumer that has written them; each calls this after writing its own.
 
-    Those are the `half` of a long tile that it computes, each half with a counter of its own, and all of a short one,
-    of which both consumers write partial results: so there are as many to come as each row has. For what is said of
-    counter and order see `combine.merge_if_last`.
+    In a long tile each consumer computes one `half` of the rows, which has its own counter. In a short tile both write
+    partial results of all rows. Either way a counter expects as many results as a row has. For the counter and the
+    order see `combine.merge_if_last`.
     """
     if gl.load(item + 7) >= 0:
         num_rows = gl.load(item + 2)
@@ -76,7 +76,7 @@ def merge_if_last(
             if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_partials - 1:
                 gl.store(counter, 0)
                 q_start = gl.load(item)
-                # As in `combine.merge_if_last`: few rows and many partial results, or the other way round.
+                # Few rows of many partial results, or the other way round, for the reason in `combine.merge_if_last`.
                 if is_short:
                     for offset in range(skip, stop, 4):
                         merge_rows(

@@ -22,12 +22,12 @@ SHORT_ROWS = 64
 # Two warpgroups compute, and one warp loads.
 NUM_WARPS = 9
 HEAD_DIMS = (64, 128, 256)
-# Barriers, and what the compiler adds for changes of layout.
+# For barriers, and for layout changes that the compiler adds.
 SPARE_BYTES = 1024
 
 
 def shared_memory_bytes(variant: Variant, spec: AttentionSpec) -> int:
-    """The shared memory in bytes that a program takes at most: a tile of q, and a ring of tiles of K and one of V."""
+    """The most shared memory in bytes of a program: a tile of q, and rings of tiles of K and of V."""
     rows = LONG_ROWS + 2 * variant.number("num_stages") * variant.number("block_n")
     return rows * spec.head_dim * spec.element_bytes + SPARE_BYTES
 
@@ -66,13 +66,13 @@ GLUON_HOPPER = Template(
     dimensions=(
         Dimension("block_n", (64, 128)),
         Dimension("num_stages", (2, 3, 4, 6)),
-        # Of each thread that computes; those of the warp that loads get what is left.
+        # Registers of each computing thread; threads of the loading warp get the rest.
         Dimension("registers", (232, 240)),
         Dimension("order", ("items", "heads")),
-        # A program for each unit of work, or one for each multiprocessor that computes unit after unit: those that
-        # it is dealt, or whichever is next when it is done.
+        # "grid": a program for each unit of work. Else a program for each SM, which computes unit after unit: those
+        # that it is dealt beforehand ("persistent"), or the next free one ("dynamic").
         Dimension("dispatch", ("grid", "persistent", "dynamic"), same_code=("grid", "persistent")),
-        # As those of `fused`.
+        # Items for each SM that keys are cut into; 0 cuts none.
         Dimension("waves", (0, 1, 2, 4, 8), changes_code=False),
         LONG_WEIGHT,
         *MERGE_DIMENSIONS,

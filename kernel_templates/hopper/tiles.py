@@ -1,7 +1,7 @@
-"""What a consumer of `gluon_hopper` does with the key tiles of a unit: scores, softmax and the product with values.
+"""A consumer's work on the key tiles of a unit in `gluon_hopper`: scores, softmax and the product with values.
 
-Of a long sequence two consumers take turns, so that the softmax of one runs during the products of the other
-(FlashAttention-3's ping-pong, arXiv:2407.08608); of a short one a consumer takes every second tile.
+For a long sequence the two consumers take turns, so that the softmax of one runs during the products of the other
+(FlashAttention-3's ping-pong, arXiv:2407.08608). For a short one each consumer takes every second tile.
 """
 
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ..triton_family.arithmetic import ANY_NAN, HALF_SLACK, LOWEST, shift_of
 from .compat import barrier
 
-# Rows of one consumer: what one warpgroup product takes.
+# Rows of one consumer, which one warpgroup product takes.
 ROWS: gl.constexpr = gl.constexpr(64)
 # Threads of one consumer.
 THREADS: gl.constexpr = gl.constexpr(128)
@@ -27,26 +27,26 @@ FREE_BARRIER: gl.constexpr = gl.constexpr(8)
 
 @gluon.constexpr_function
 def product_layout(columns: int) -> gl.NVMMADistributedLayout:
-    """How a warpgroup holds a product of 64 rows."""
+    """The layout of a product of 64 rows in the registers of a warpgroup."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
 
 
 @gluon.jit
 def mask(scores, first, position, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
-    """The scores of keys from `first` on, minus infinity where a row must not see the key."""
+    """Scores of keys from `first` on, minus infinity where a row must not see the key."""
     key = first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
     return gl.where(key[None, :] <= position[:, None], scores, float("-inf"))
 
 
 @gluon.jit
 def sums_of_threads(p, BLOCK_N: gl.constexpr):
-    """The sums of each row's columns that one thread has, four for a row: added up after the last tile."""
+    """Four sums for each row, over the columns that one thread has; they are added up after the last tile."""
     return gl.sum(gl.sum(p.reshape([ROWS, BLOCK_N // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
 def no_tiles(BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """What has been computed of no tile: the accumulator, and of each row the maximum and four sums of exponentials."""
+    """The state before any tile: the accumulator, and each row's maximum and four sums of exponentials."""
     score_layout: gl.constexpr = product_layout(BLOCK_N)
     acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=product_layout(HEAD_DIM))
     row_max = gl.full([ROWS], LOWEST, gl.float32, layout=gl.SliceLayout(1, score_layout))
@@ -55,16 +55,16 @@ def no_tiles(BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
 
 @gluon.jit
 def softmax(scores, row_max, row_sums, qk_scale, DTYPE: gl.constexpr, BLOCK_N: gl.constexpr):
-    """The probabilities, the new maximum and sums of each row, and what the accumulator shrinks by.
+    """The probabilities, each row's new maximum and sums, and the factor by which the accumulator shrinks.
 
-    Probabilities are multiplied by values of DTYPE. The maximum may be less by a constant, as in `attention.attend`.
+    DTYPE is that of the values. The maximum may be smaller by a constant, as in `kernel.attend`.
     """
     SHIFT: gl.constexpr = shift_of(DTYPE)
     new_max = gl.maximum(row_max, gl.max(scores, 1) * qk_scale - SHIFT)
     shrink = gl.exp2(row_max - new_max)
     exponents = scores * qk_scale - new_max[:, None]
     if SHIFT > 0.0:
-        # As `arithmetic.weights` does.
+        # The same bound as in `arithmetic.weights`.
         exponents = gl.minimum(exponents, SHIFT + HALF_SLACK, propagate_nan=ANY_NAN)
     p = gl.exp2(exponents)
     row_sums = row_sums * gl.convert_layout(shrink, gl.SliceLayout(1, row_sums.type.layout))[:, None]
@@ -73,7 +73,7 @@ def softmax(scores, row_max, row_sums, qk_scale, DTYPE: gl.constexpr, BLOCK_N: g
 
 @gluon.jit
 def pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES: gl.constexpr):
-    """Let a tile go by that the other consumer uses: who skipped its barriers would mistake a later phase for it."""
+    """Pass a tile that the other consumer uses, so that no later phase of its barriers is mistaken for this one."""
     stage = count % STAGES
     phase = (count // STAGES) & 1
     mbarrier.wait(k_full.index(stage), phase)
@@ -84,7 +84,7 @@ def pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES: gl.constexpr):
 
 @gluon.jit
 def scores_of(stage, phase, q_tile, k_ring, k_full, k_empty, BLOCK_N: gl.constexpr):
-    """The product of q and the keys of a stage, which is free then."""
+    """The product of q and the keys of a stage; frees the stage."""
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=product_layout(BLOCK_N))
     mbarrier.wait(k_full.index(stage), phase)
     scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -95,7 +95,7 @@ def scores_of(stage, phase, q_tile, k_ring, k_full, k_empty, BLOCK_N: gl.constex
 
 @gluon.jit
 def shrunk(acc, shrink, p, DTYPE: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """The accumulator in terms of the new maxima, and the probabilities as a product takes them."""
+    """The accumulator relative to the new maxima, and the probabilities as an operand of a product."""
     layout: gl.constexpr = product_layout(HEAD_DIM)
     p = gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2))
     return acc * gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None], p
@@ -103,7 +103,7 @@ def shrunk(acc, shrink, p, DTYPE: gl.constexpr, HEAD_DIM: gl.constexpr):
 
 @gluon.jit
 def add_values(acc, p, stage, phase, v_ring, v_full, v_empty):
-    """`acc` and the product of probabilities and the values of a stage, which is free then."""
+    """`acc` plus the product of probabilities and the values of a stage; frees the stage."""
     mbarrier.wait(v_full.index(stage), phase)
     next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[next_acc])
@@ -113,9 +113,9 @@ def add_values(acc, p, stage, phase, v_ring, v_full, v_empty):
 
 @gluon.jit
 def clear_unwritten(v_tile, v_full, phase, num_written, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Zero the values of slots that were never written: a probability of 0 does not cancel a NaN.
+    """Zero the values of slots that were never written, because a probability of 0 does not cancel a NaN.
 
-    Each consumer of a long sequence writes the same zeros.
+    Both consumers of a long sequence write the same zeros.
     """
     mbarrier.wait(v_full, phase)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
@@ -123,7 +123,7 @@ def clear_unwritten(v_tile, v_full, phase, num_written, BLOCK_N: gl.constexpr, H
     v = v_tile.load(layout)
     v_tile.store(gl.where((key < num_written)[:, None], v, 0.0).to(v.dtype))
     fence_async_shared()
-    # Without this one Triton puts a barrier into each turn of a loop, before the product that reads what was stored.
+    # Without this barrier Triton puts one into each turn of a loop, before the product that reads the stored values.
     barrier()
 
 
@@ -155,7 +155,7 @@ def attend_short(
 ):  # fmt: skip
     """Fold every second tile, from tile WARPGROUP on, into `state`.
 
-    The other consumer's products run during this one's softmax. `count` tiles went through the ring before.
+    The other consumer's products run during this one's softmax. `count` tiles have gone through the ring before.
     """
     if WARPGROUP == 1:
         pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES)
@@ -171,7 +171,7 @@ def attend_short(
 
 @gluon.constexpr_function
 def turning(action: str, number: int, threads: int) -> str:
-    """PTX by which so many threads meet at a barrier: those that wait, and those that only arrive."""
+    """PTX for a barrier of `threads` threads: "sync" arrives and waits, "arrive" only arrives."""
     return f"bar.{action} {number}, {threads}; mov.b32 $0, $1;"
 
 
@@ -179,7 +179,8 @@ def turning(action: str, number: int, threads: int) -> str:
 def turn(ACTION: gl.constexpr, WARPGROUP: gl.constexpr):
     """Wait for a consumer's turn to start its products ("sync"), or give it that turn ("arrive").
 
-    Turns alternate, over all units. Who gave two in a row would take the place of who waits, and hang both.
+    Turns alternate, over all units. A consumer that gave two turns in a row would count as the waiting one, and both
+    would hang.
     """
     token = gl.full([THREADS], 0, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise(turning(ACTION, FREE_BARRIER + WARPGROUP, 2 * THREADS), "=r,r", [token],
@@ -194,10 +195,10 @@ def attend_long(
 ):  # fmt: skip
     """Fold every tile into `state`, the products of one tile's values together with those of the next one's keys.
 
-    While a consumer's products run, the other one does its softmax; both consumers do as many tiles in turns. (ptxas
-    moves a softmax past the wait for any product of its own warpgroup, so that it would overlap nothing without turns.)
+    While one consumer's products run, the other does its softmax. Both take equally many tiles in turns. Without turns
+    nothing would overlap, because ptxas moves a softmax past the wait for any product of its own warpgroup.
     """
-    # Tiles that are folded one step after the other; the one after them may be masked too, no other.
+    # The first tiles are folded one step after the other. The tile after them may be masked too, no later one is.
     ahead = gl.maximum(num_masked - 1, 0)
     for j in range(ahead):
         state = fold(

@@ -1,7 +1,7 @@
-"""Compiles a variant ahead of its first run, on a machine that may have no GPU at all.
+"""Compiles a variant before its first run; no GPU need be present.
 
-The launcher itself is run on tiny tensors with a driver that stands in for the target, so the compiled code lands in
-Triton's cache under the very key that the real launch looks up.
+The launcher itself runs on tiny tensors, with a driver that stands in for the target. So Triton's cache gets the code
+under the key that the real launch looks up.
 """
 
 # pyright: basic
@@ -30,7 +30,7 @@ from .launcher import Launcher, Settings, Tensors, make_launcher, query_start_lo
 
 
 class _TargetDriver:
-    """As much of a Triton driver as compiling asks for."""
+    """The part of a Triton driver that compiling needs."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._target = GPUTarget("cuda", gpu.arch, 32)
@@ -39,7 +39,7 @@ class _TargetDriver:
         return self._target
 
     def get_current_device(self) -> int:
-        # A kernel remembers the target of each device it was compiled for: one made-up device for each target.
+        # A kernel remembers the target of each device it was compiled for, so each target has a made-up device.
         return int(self._target.arch)
 
     def get_current_stream(self, device: int) -> int:
@@ -49,9 +49,9 @@ class _TargetDriver:
 def compile_variant(
     variant: Variant, spec: AttentionSpec, gpu: Gpu, batch: Batch, lse: bool = False
 ) -> StaticFacts:
-    """Compile every kernel of `variant` for `gpu` and say what the compiler said: the most of any attention kernel.
+    """Compile every kernel of `variant` for `gpu`; with `lse`, kernels that write the log-sum-exp.
 
-    With `lse`, as they write the log-sum-exp too.
+    Returns the largest figures of any attention kernel.
     Raises `VariantError` for a variant that is not valid there, `TunerError` in a process that interprets, and whatever
     the compiler raises.
     """
@@ -65,7 +65,7 @@ def compile_variant(
 
 
 def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch, lse: bool) -> Tensors:
-    """Tensors with the dtypes, alignments and strides of real ones, and next to nothing in them."""
+    """Tiny tensors with the dtypes, alignments and strides of real ones."""
     dtype, q_dtype, cache_dtype = (getattr(torch, name) for name in (spec.dtype, spec.query_dtype, spec.cache_dtype))
     slots = 2, variant.page_size, spec.num_kv_heads
     per_head = torch.zeros(spec.num_q_heads)
@@ -89,7 +89,7 @@ def _tiny_tensors(variant: Variant, spec: AttentionSpec, batch: Batch, lse: bool
 
 
 def _static_facts(launcher: Launcher) -> StaticFacts:
-    # The reduction is small, and asking cuobjdump of each kernel takes a while.
+    # Leave out the reduction: it is small, and cuobjdump takes a while for each kernel.
     kernels = [one for one in launcher.compiled if one.metadata.name != "combine_kernel"]
     usage = [_resource_usage(kernel.asm["cubin"]) for kernel in kernels]
     registers, stack_bytes = (None if None in column else max(column) for column in zip(*usage, strict=True))
@@ -100,9 +100,9 @@ def _static_facts(launcher: Launcher) -> StaticFacts:
 
 
 def _resource_usage(cubin: bytes) -> tuple[int | None, int | None]:
-    """Registers and stack bytes per thread, None, with a warning, where cuobjdump cannot say.
+    """Registers and stack bytes per thread; None, with a warning, where cuobjdump does not give them.
 
-    Triton itself only knows them once a driver has loaded the kernel.
+    Triton itself knows them only after a driver has loaded the kernel.
     """
     try:
         # Finding the tool raises a RuntimeError where there is none.

@@ -1,6 +1,6 @@
-"""The plan of a launch: which program computes what. Made once per engine step, used by every layer.
+"""The plan of a launch: the work of each program. Made once per engine step, used by every layer.
 
-All of it is vectorised over the batch. The keys of a tile of query rows are cut at multiples of its key tile's width.
+Everything is vectorised over the batch. The keys of a tile of query rows are cut at multiples of its key tile's width.
 """
 
 from __future__ import annotations
@@ -31,55 +31,57 @@ from .tiles import (
     repeat,
 )
 
-# Where the first partial result of an item's tile stands and how many there are, for the last program of the tile.
+# For the last program of an item's tile: the row of the tile's first partial result, and their number.
 MERGE_FIELDS = 2
-# An entry of the reduction: of an item's fields where the sequence's tokens start in q, its rows and the entry's first
-# row, and what follows: where its first partial result stands, how many there are, and the rows between them.
+# An entry of the reduction has an item's fields, then the row of its first partial result, their number, and the rows
+# from one to the next. Of an item's fields the kernel uses the first token in q, the rows, and the entry's first row.
 ENTRY_FIELDS = ITEM_FIELDS + 3
 _BASE, _NUM_PARTIALS, _ROWS = range(ITEM_FIELDS, ENTRY_FIELDS)
 
-# Of `whole_rounds`: more rounds are not tried, a further one has to make it so much faster, and programs that are busy
-# for this share of the time are busy enough, which they always are where tiles are so many times fewer.
+# Limits of `whole_rounds`: the most rounds tried; the share of the time that a further round must fall below; the share
+# of the time that programs must be busy for no further round to be tried; and the programs per tile from which more
+# rounds cannot help.
 MOST_ROUNDS = 4
 WORTH_A_ROUND = 0.95
 WELL_FILLED = 0.9
 FEW_TILES = 12
 
-# Under the bits of an item's rank there is room for the places of more items than a memory holds.
+# Bits below an item's rank for its index: enough for more items than any memory holds.
 _PLACE_BITS = 31
 
 
 class WorkList(NamedTuple):
-    """What the kernels read, as `ITEM_FIELDS`, `ENTRY_FIELDS` and `MERGE_FIELDS` say.
+    """The arrays that the kernels read, and their sizes."""
 
-    items [n, 8], of which `num_long` are of long sequences; entries [m, 11] of the reduction, or without one
-    merges [n, 2], for each item; `partial_rows` rows of partial results per KV head; `num_tokens` query tokens.
-    """
-
+    # [n, 8], the fields of `ITEM_FIELDS`.
     items: FieldArray
+    # Items of long sequences.
     num_long: int
+    # [m, 11], the fields of `ENTRY_FIELDS`; empty without a reduction kernel.
     entries: FieldArray
+    # [n, 2], the fields of `MERGE_FIELDS`; empty with a reduction kernel.
     merges: FieldArray
+    # Rows of partial results per KV head.
     partial_rows: int
+    # Query tokens of the batch.
     num_tokens: int
 
 
 def balanced_segments(tiles: Tiles, num_items: float, long_weight: float) -> IntArray:
-    """How many segments to cut each tile's keys into, so that about `num_items` items cost the same.
+    """The number of segments for each tile's keys, so that about `num_items` items cost the same.
 
-    A key, of those inside the window, costs `long_weight` in a long tile and 1 in a short one. Rounding up makes some
-    more items.
+    A key inside the window costs `long_weight` in a long tile and 1 in a short one. Rounding up makes a few more items.
     """
     cost = _cost(tiles, long_weight)
     return np.ceil(cost * (num_items / max(cost.sum(), 1.0))).astype(np.int64)
 
 
 def whole_rounds(tiles: Tiles, rounds: int, per_round: float, long_weight: float) -> IntArray:
-    """As `balanced_segments`, but no more items than `rounds` rounds of `per_round`, unless there are more tiles.
+    """Segments as `balanced_segments` gives, but at most `rounds` rounds of `per_round` items, unless tiles are more.
 
-    A round is as many items as programs run at once. Where one item more would wait for a round of its own, or tiles
-    are too few to be cut evenly, programs would be idle: then up to `most_rounds` rounds of smaller items are taken, or
-    the few tiles that fill no round are cut alone, if these are estimated to end earlier.
+    A round is the items that run at once. Programs are idle where one item more would need a round of its own, and
+    where tiles are too few to be cut evenly. Then up to `most_rounds` rounds of smaller items are tried, and cutting
+    only the tiles that fill no round; the cut with the shortest estimated time is taken.
     """
     cost = _cost(tiles, long_weight)
     total = max(float(cost.sum()), 1.0)
@@ -96,7 +98,7 @@ def whole_rounds(tiles: Tiles, rounds: int, per_round: float, long_weight: float
 def _cuts(
     cost: NDArray[Any], total: float, rounds: int, per_round: float, key_tiles: IntArray
 ) -> Iterator[tuple[NDArray[Any], float]]:
-    """Ways to cut tiles of so much cost, the plainest first: the segments of each tile, and the estimated time."""
+    """Cuts of tiles with these costs, the plainest first: the segments of each tile, and the estimated time."""
     for count in range(rounds, most_rounds(len(cost), rounds, per_round) + 1):
         segments, found = _at_most(cost, total, count * per_round, key_tiles)
         yield segments, max(math.ceil(found / per_round) * total / found, float((cost / segments).max()))
@@ -107,9 +109,9 @@ def _cuts(
 def _rest_cut(
     cost: NDArray[Any], total: float, per_round: float, key_tiles: IntArray
 ) -> tuple[NDArray[Any], float]:
-    """Segments where only the tiles that fill no round are cut, into about a round of pieces, and the time it takes.
+    """Segments where only tiles that fill no round are cut, into about a round of pieces, and the estimated time.
 
-    The pieces, which come last, fill what the rounds of whole tiles leave.
+    The pieces come last, and fill the time that the rounds of whole tiles leave.
     """
     segments = np.ones_like(key_tiles)
     num_rounds = int(len(cost) // per_round)
@@ -124,19 +126,19 @@ def _rest_cut(
 
 
 def most_rounds(num_tiles: int, rounds: int, per_round: float) -> int:
-    """The most rounds that `whole_rounds` makes of `rounds`: many times more programs than tiles need no more."""
+    """The most rounds that `whole_rounds` tries; with many programs per tile, more than `rounds` cannot help."""
     return rounds if FEW_TILES * num_tiles <= per_round else max(rounds, MOST_ROUNDS)
 
 
 def _at_most(cost: NDArray[Any], total: float, num_items: float, key_tiles: IntArray) -> tuple[NDArray[Any], float]:
-    """Segments of about equal cost, at most `num_items` unless there are more tiles, and how many they are."""
+    """Segments of about equal cost, at most `num_items` in all unless there are more tiles, and their total."""
     share = num_items / total
     while True:
         segments = np.minimum(np.ceil(cost * share), key_tiles)
         found = float(segments.sum())
         if found <= num_items or len(cost) > num_items:
             return segments, found
-        # A hundredth at least, so that it ends.
+        # Shrink by at least a hundredth, so that the loop ends.
         share *= min(num_items / found, 0.99)
 
 
@@ -145,7 +147,7 @@ def _cost(tiles: Tiles, long_weight: float) -> NDArray[Any]:
 
 
 def balanced_by_part(tiles: Tiles, num_items: float) -> IntArray:
-    """As `balanced_segments`, but with about `num_items` items for the long and as many for the short sequences."""
+    """Segments for about `num_items` items of long sequences, and as many of short ones, all of a part alike."""
     keys = tiles.keys
     long = int((keys * tiles.cut.is_long).sum())
     short = int(keys.sum()) - long
@@ -161,10 +163,9 @@ def equal_segments(tiles: Tiles, num_segments: int) -> IntArray:
 
 
 def fixed_segments(tiles: Tiles, short_keys: int, long_keys: int) -> IntArray:
-    """The fewest segments for each tile that have at most so many keys, multiples of its key tile's width.
+    """The fewest segments for each tile of at most `short_keys` or `long_keys` keys, by the kind of its sequence.
 
-    `short_keys` for tiles of short and `long_keys` for those of long sequences: where a tile is cut depends on no other
-    sequence.
+    Both are multiples of the key tiles' widths. The cuts of a tile depend on no other sequence.
     """
     return ceil_div(tiles.keys, of_body(tiles.cut.is_long, long_keys, short_keys))
 
@@ -172,12 +173,12 @@ def fixed_segments(tiles: Tiles, short_keys: int, long_keys: int) -> IntArray:
 def work_list(
     tiles: Tiles, num_segments: IntArray, combine_rows: int, schedule: str = "long_first", short_partials: int = 1
 ) -> WorkList:
-    """The work list of `tiles`, each with its keys cut into `num_segments`, or fewer where there are no more key tiles.
+    """The work list of `tiles`, whose keys are cut into `num_segments`, or fewer where there are no more key tiles.
 
-    The reduction merges `combine_rows` rows in one program; with 0 there is none. `schedule`: "long_first" puts items
-    of long sequences first and, of each kind, those with the most keys; "interleaved" spreads the two kinds evenly. An
-    item of a short sequence writes `short_partials` partial results, one after the other. Raises `BatchError` for more
-    than `MAX_ROWS` rows of partial results.
+    An entry of the reduction has `combine_rows` rows; 0 means no reduction. `schedule` "long_first" puts items of long
+    sequences first, and within a kind those with the most keys; "interleaved" spreads the two kinds evenly. An item of
+    a short sequence writes `short_partials` partial results, one after the other. Raises `BatchError` for more than
+    `MAX_ROWS` rows of partial results.
     """
     cut = tiles.cut
     is_cut = num_segments.max() > 1
@@ -206,25 +207,25 @@ _NO_MERGES = np.empty((0, MERGE_FIELDS), np.int32)
 
 
 class Partials(NamedTuple):
-    """The partial results of each tile, `num_rows` rows in all; each column is [n].
+    """The partial results of each tile; each column is [n]."""
 
-    num: how many. slot: the first row of the first one, or -1 where there is one only, which is written to the output
-    instead. step: the rows from the first one of a segment to the first one of the next.
-    """
-
+    # Partial results of the tile.
     num: IntArray
+    # The row of the first one; -1 where there is only one, which is written to the output instead.
     slot: IntArray
+    # Rows from a segment's first partial result to the next segment's.
     step: IntArray
+    # Rows of all tiles.
     num_rows: int
 
 
 def _partials(cut: RowTiles, num_segments: IntArray, short_partials: int) -> Partials:
-    """The partial results of tiles in so many segments. Raises `BatchError` for more than `MAX_ROWS` rows."""
+    """The partial results of tiles in `num_segments` segments. Raises `BatchError` for more than `MAX_ROWS` rows."""
     num, step = num_segments, cut.rows
     if short_partials > 1:
         per_segment = of_body(cut.is_long, 1, short_partials)
         num, step = num * per_segment, step * per_segment
-    # What is neither cut nor computed by several writes the output, and no partial result.
+    # A tile with a single result writes the output, and no partial result.
     is_split = num > 1
     taken = num_segments * step * is_split
     ends = np.add.accumulate(taken)
@@ -237,7 +238,7 @@ def _partials(cut: RowTiles, num_segments: IntArray, short_partials: int) -> Par
 def _cut_keys(
     tiles: Tiles, num_segments: IntArray, length: IntArray, partials: Partials
 ) -> tuple[IntArray, IntArray, FieldArray]:
-    """The items of tiles in segments of so many keys, tile by tile: the tile of each, its keys, and its fields."""
+    """The items of tiles in segments of `length` keys, tile by tile: each item's tile, keys and fields."""
     tile, number = repeat(num_segments)
     length = length.take(tile)
     offset = number * length
@@ -249,7 +250,7 @@ def _cut_keys(
 
 
 def _entries(cut: RowTiles, partials: Partials, combine_rows: int) -> FieldArray:
-    """The entries of the tiles that are split, `combine_rows` rows each."""
+    """The reduction's entries of split tiles, `combine_rows` rows each."""
     tile, offset, blocks = _row_blocks(cut, combine_rows)
     chosen = (partials.num > 1).take(tile).nonzero()[0]
     tile, entries = tile.take(chosen), blocks.take(chosen, 0)
@@ -260,7 +261,7 @@ def _entries(cut: RowTiles, partials: Partials, combine_rows: int) -> FieldArray
 
 @functools.lru_cache(maxsize=KEPT)
 def _row_blocks(cut: RowTiles, combine_rows: int) -> tuple[IntArray, IntArray, FieldArray]:
-    """All tiles in blocks of `combine_rows` rows: the tile of each, its first row there, its entry if it is split."""
+    """All tiles in blocks of `combine_rows` rows: each block's tile, first row, and entry if the tile is split."""
     tile, number = repeat(ceil_div(cut.rows, combine_rows))
     offset = number * combine_rows
     fields = np.zeros((len(cut.rows), ENTRY_FIELDS), np.int32)
@@ -271,8 +272,8 @@ def _row_blocks(cut: RowTiles, combine_rows: int) -> tuple[IntArray, IntArray, F
 
 
 def _order(keys: IntArray, rank: IntArray, schedule: str) -> tuple[IntArray, int]:
-    """The order of items of so many `keys`, as `schedule` says, and how many are of long sequences, as `rank` says."""
-    # A stable sort by rank, but of numbers, which numpy does several times faster: below its rank each has its place.
+    """The order of items by `schedule`, and the number of items of long sequences, whose `rank` is not 0."""
+    # Sorting plain numbers is several times faster than a stable argsort, so each number has its index below its rank.
     order = np.sort(((rank - keys) << _PLACE_BITS) | np.arange(len(keys))) & ((1 << _PLACE_BITS) - 1)
     num_long = int(np.count_nonzero(rank))
     num_short = len(keys) - num_long

@@ -1,4 +1,4 @@
-"""How much room the work lists of all batches up to a size can take, whatever the lengths of their sequences."""
+"""The room that work lists of all batches up to a size can need, whatever the lengths of their sequences."""
 
 from __future__ import annotations
 
@@ -11,32 +11,36 @@ from ..template import Body
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Items, entries of the reduction, and rows of partial results for each KV head."""
+    """Room for a work list and its partial results."""
 
     items: int
+    # Of the reduction.
     entries: int
+    # For each KV head.
     partial_rows: int
 
     def holds(self, needed: Room) -> bool:
-        """Whether there is room for `needed`."""
+        """True if there is room for `needed`."""
         return (self.items >= needed.items and self.entries >= needed.entries
                 and self.partial_rows >= needed.partial_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Batches of at most `num_seqs` sequences and `num_tokens` query tokens, cut into tiles of these bodies.
+    """Batches up to a size, cut into tiles of two bodies."""
 
-    An item of a short sequence writes `short_partials` partial results; the reduction merges `combine_rows` rows in one
-    program, and there is none with 0.
-    """
-
+    # The most sequences.
     num_seqs: int
+    # The most query tokens.
     num_tokens: int
+    # Query heads per KV head.
     group_size: int
+    # The tile shapes for long and for short sequences.
     long: Body
     short: Body
+    # Rows of an entry of the reduction; 0 without one.
     combine_rows: int
+    # Partial results that an item of a short sequence writes.
     short_partials: int = 1
 
     @property
@@ -52,30 +56,30 @@ class Limit:
 
     @property
     def tiles(self) -> int:
-        """The most tiles: each sequence has one, and one more for each tile's rows past the first token's.
+        """The most tiles: one for each sequence, and one more for every tile's height of rows past the first token's.
 
-        Low tiles are more than tall ones.
+        Rows make the most tiles in the lower of the two bodies.
         """
         low, tall = sorted((self.short.block_m, self.long.block_m))
         group, num_seqs = self.group_size, min(self.num_seqs, self.num_tokens)
         in_low = self.num_tokens
         if self.short.block_m == low:
             in_low = min(in_low, SHORT_QUERY * num_seqs)
-        # Where no token straddles two tiles, the first one's rows are all in the first tile; else its first row is.
+        # If no token straddles two tiles, the first tile has all rows of the first token; else it has at least one.
         first = group if low % group == tall % group == 0 else 1
         past_in_low, in_tall = in_low * group - num_seqs * first, (self.num_tokens - in_low) * group
         return num_seqs + (past_in_low * tall + in_tall * low) // (low * tall)
 
     def balanced(self, num_items: float) -> Room:
-        """The room for `plan.balanced_segments` with so many items: each tile may have one more than its share.
+        """The room for `plan.balanced_segments` with `num_items`: each tile may have one item more than its share.
 
-        Partial results that most batches need are a few times fewer: here one sequence may be as long as all the
-        others together, and its tall tiles have nearly all of the items.
+        Most batches need a few times fewer partial results. In the worst case one sequence is as long as all others
+        together, and its tall tiles have nearly all items.
         """
         whole = math.ceil(num_items)
         long, short = self.tile_rows
         shares = whole * max(long, self.short_partials * short)
-        # Only what costs more than an item's share is cut, so there are fewer such tiles than items asked for.
+        # Only tiles that cost more than an item's share are cut, so they are fewer than the items asked for.
         cut = min(whole, self.tiles)
         if self.short_partials == 1:
             entries, of_one_more = self._entries(cut, self.rows), min(self.rows, cut * max(long, short))
@@ -87,14 +91,14 @@ class Limit:
         return Room(whole + self.tiles, entries, shares + of_one_more)
 
     def equal(self, num_segments: int) -> Room:
-        """The room for `plan.equal_segments` with so many segments."""
+        """The room for `plan.equal_segments` with `num_segments`."""
         num_partials = num_segments * self.short_partials
         if num_partials == 1:
             return Room(self.tiles, 0, 0)
         return Room(num_segments * self.tiles, self._entries(self.tiles, self.rows), num_partials * self.rows)
 
     def fixed(self, short_segments: int, long_segments: int) -> Room:
-        """The room for `plan.fixed_segments` with at most so many segments for tiles of short and long sequences."""
+        """The room for `plan.fixed_segments` with at most these segments for tiles of short and long sequences."""
         short_partials = short_segments * self.short_partials
         if short_partials == 1 and long_segments == 1:
             return Room(self.tiles, 0, 0)
@@ -105,7 +109,7 @@ class Limit:
                     short_partials * short_rows + long_segments * self.rows)
 
     def _entries(self, merged: int, rows: int) -> int:
-        """The most entries, where up to `merged` tiles of `rows` rows together have partial results."""
+        """The most entries if up to `merged` tiles, with `rows` rows together, have partial results."""
         if not self.combine_rows:
             return 0
         return min(merged * math.ceil(max(self.tile_rows) / self.combine_rows), merged + rows // self.combine_rows)

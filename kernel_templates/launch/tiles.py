@@ -1,7 +1,7 @@
 """The tiles that a batch's query rows are cut into, and the keys that each reads.
 
-All of it is vectorised over the batch. Columns are computed in 64 bits, where nothing overflows, and one by one, which
-numpy does fastest; what the kernels read is a matrix of 32-bit rows.
+Everything is vectorised over the batch. Columns are computed one by one, which is fastest in numpy, and in 64 bits, so
+that nothing overflows. The kernels read a matrix of 32-bit rows.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ..template import Body
 
 FieldArray = NDArray[np.int32]
 
-# Many steps of an engine have the query lengths of the step before: those of decode are all one, and a long prompt's
-# chunks are of one size. What follows from these alone is kept, for a few variants.
+# Many steps of an engine have the query lengths of the step before: in decode all are 1, and the chunks of a long
+# prompt have one size. Results that depend on query lengths alone are therefore kept, for a few variants.
 KEPT = 4
 
-# The fields of an item, as the kernels' int32 read them: where the sequence's tokens start in q, its context length,
-# its rows, the tile's first row, the first key, the key after the last, the sequence, and the tile's first row in the
-# partial results (negative: the item covers all its keys and writes the output).
+# The fields of an item, int32 in the kernels: the sequence's first token in q, its context length and its rows; the
+# tile's first row; the first key, and the key after the last; the sequence; and the tile's first row of partial results
+# (negative: the item covers all its keys and writes the output).
 ITEM_FIELDS = 8
 Q_START, CONTEXT_LEN, NUM_ROWS, FIRST_ROW, START, STOP, SEQ, SLOT = range(ITEM_FIELDS)
 
-# What the kernels number in 32 bits: rows of a batch, and rows of partial results. As for tokens, there is room above
-# for the tile that the last one is in.
+# The most rows of a batch, and of partial results, because kernels number them in 32 bits. Like for tokens, the limit
+# leaves room for the rest of the last one's tile.
 MAX_ROWS = MAX_TOKENS
 
-# The rank of an item in the work list is minus its keys, and this more for one of a long sequence, which is below any
-# short one's.
+# An item's rank in the work list is minus its keys, plus this for a long sequence, whose rank is then below any short
+# one's.
 LONG_FIRST = -MAX_TOKENS - 1
 
 
@@ -42,33 +42,39 @@ LONG_FIRST = -MAX_TOKENS - 1
 class RowTiles:
     """The tiles of a batch's query rows, sequence by sequence, whatever the contexts; each column is [n].
 
-    They are kept for later steps, and never written again. fields [n, 8]: an item each that writes the output, without
-    what depends on the context. seq: its sequence. is_long: whether that is a long one. rank: as `LONG_FIRST` says.
-    first_row, rows: of the tile. seen: query tokens that its last row sees. block_n: the keys of its key tiles, one
-    number where all agree. `num_tokens` are the query tokens of the batch.
+    They are kept for later steps, so no array may be written to.
     """
 
+    # [n, 8]: for each tile an item that writes the output, without the fields that depend on the context.
     fields: FieldArray
+    # The tile's sequence.
     seq: IntArray
+    # True where the sequence is long.
     is_long: NDArray[np.bool_]
+    # `LONG_FIRST` for tiles of long sequences, else 0.
     rank: IntArray
+    # The tile's first row in its sequence.
     first_row: IntArray
+    # The tile's rows.
     rows: IntArray
+    # Query tokens that the tile's last row sees.
     seen: IntArray
+    # The width of the tile's key tiles; one number where all are equal.
     block_n: IntArray | int
+    # Query tokens of the batch.
     num_tokens: int
 
 
 class Tiles(NamedTuple):
-    """The tiles of a batch with their keys; each column is [n].
+    """The tiles of a batch with their keys; each column is [n]."""
 
-    cut: their rows. fields [n, 8]: an item each, of all its keys, that writes the output. start: the first key that its
-    first row sees, or a few before. keys: how many there are from it to the last that any row sees.
-    """
-
+    # The tiles' rows.
     cut: RowTiles
+    # [n, 8]: for each tile an item over all its keys that writes the output.
     fields: FieldArray
+    # The first key that the tile's first row sees, or a few before.
     start: IntArray
+    # Keys from `start` to the last that any row of the tile sees.
     keys: IntArray
 
     @property
@@ -78,7 +84,7 @@ class Tiles(NamedTuple):
 
     @property
     def key_tiles(self) -> IntArray:
-        """How many key tiles each tile reads."""
+        """The key tiles that each tile reads."""
         return ceil_div(self.keys, self.cut.block_n)
 
 
@@ -88,9 +94,9 @@ def cut_tiles(
 ) -> Tiles:  # fmt: skip
     """Cut the rows of each sequence (query tokens times `group_size`) into tiles of its body's `block_m` rows.
 
-    With a sliding `window` a tile's keys start where its first row's window does, at a multiple of the body's
-    `block_n`. With a tree mask tiles of the sequences that heed it read all of the sequence's own keys: what hides them
-    is not causality, nor the window. Raises `BatchError` for a batch of more than `MAX_ROWS` rows.
+    With a sliding `window` a tile's keys start where its first row's window does, rounded down to a multiple of the
+    body's `block_n`. With a tree mask, tiles of sequences that use it read all of the sequence's own keys, because only
+    the mask hides them. Raises `BatchError` for a batch of more than `MAX_ROWS` rows.
     """
     lengths = Lengths.of_batch(batch)
     cut = _cut_rows(lengths.query.tobytes(), group_size, long, short)
@@ -114,7 +120,7 @@ def cut_tiles(
 
 @functools.lru_cache(maxsize=KEPT)
 def _cut_rows(query_lens: bytes, group_size: int, long: Body, short: Body) -> RowTiles:
-    """The tiles of sequences of so many query tokens, the bytes of an int64 array."""
+    """The tiles of sequences with these query lengths, given as the bytes of an int64 array."""
     query_len = np.frombuffer(query_lens, np.int64)
     ends = np.add.accumulate(query_len)
     num_tokens = int(ends[-1])
@@ -141,13 +147,13 @@ def _cut_rows(query_lens: bytes, group_size: int, long: Body, short: Body) -> Ro
 
 
 def repeat(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """The number of each row as many times as its count says, and the number of each copy among them: 0, 1, ..."""
+    """Each row's number, repeated `counts` times, and the number of each repetition: 0, 1, ..."""
     row = np.arange(len(counts)).repeat(counts)
     return row, np.arange(len(row)) - (np.add.accumulate(counts) - counts).take(row)
 
 
 def of_body(is_long: NDArray[np.bool_], long: int, short: int) -> IntArray | int:
-    """What is `long` where a sequence is long, and `short` elsewhere; one number where both are equal."""
+    """`long` where a sequence is long, `short` elsewhere; one number where both are equal."""
     return long if long == short else np.where(is_long, long, short)
 
 

@@ -1,10 +1,11 @@
-"""Inputs in which one key too many or too few changes a whole row of the output: `needles` says how.
+"""Inputs in which one key too many or too few changes a whole row of the output; `needles` explains the method.
 
 Everything that must not be read is NaN: the output, physical page 0, the last page, slots after a sequence's last key,
-all keys of a sequence without query tokens, and with `guard` what follows each row of q, K, V and the output. What
-belongs to a head, such as a sink, differs between neighbours by so much that the neighbour's is seen. Half of the
-sinks weigh about as much as all needles of a row do, half as much as all that a random query attends to. ALiBi slopes
-fade the longest sequence by e^1 to e^3, so that its first keys still count; every fifth is as models have it.
+all keys of a sequence without query tokens, and with `guard` the elements after each row of q, K, V and the output.
+Values of a head, such as its sink, differ so much between neighbours that a kernel which takes the neighbour's is
+caught. Half of the sinks weigh about as much as all needles of a row, half as much as all keys that a random query
+attends to. ALiBi slopes fade the longest sequence by e^1 to e^3, so that its first keys still count; every fifth slope
+is a model's.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from .needles import (
     query_size,
 )
 
-# Elements: a multiple of the 16 bytes that rows must be apart for TMA.
+# Elements after each row. TMA needs rows a multiple of 16 bytes apart.
 GUARD = 16
-# Of three binary digits, as needles are, so that a scaled key is exact in every dtype.
+# Scales have three binary digits, like needles, so that a scaled key is exact in every dtype.
 _K_SCALES, _V_SCALES = (0.5, 0.75, 1.25), (0.75, 1.25, 0.5)
-# The products with those of K differ between neighbours as well, and make no needle too large for e4m3.
+# Their products with the scales of K differ between neighbours too, and make no needle too large for e4m3.
 _Q_SCALES = (1.5, 0.75, 1.25)
 _CHUNK = 2**26
 
@@ -51,13 +52,13 @@ def make_tensors(
     shared_prefix: int = 0,
     lse: bool = False,
 ) -> Tensors:
-    """Random inputs for `batch`, made on `device`, in pages handed out at random; what must not be read is NaN.
+    """Random inputs for `batch`, made on `device`, in a random order of pages. Memory that must not be read is NaN.
 
     With `packed`, K and V are views of one tensor [num_pages, num_kv_heads, page_size, head_dim + value_dim]. Without
-    `needles` all of q, K and V is random: enough for timing. With `guard` each row of q, K, V and the output is
-    followed by `GUARD` elements of NaN. The whole pages of the first `shared_prefix` context tokens are the same for
-    all sequences that have as many. With `lse` there is a tensor for it, NaN too. The block table has a column more
-    than the longest sequence needs; its entries past a sequence's pages name page 0.
+    `needles` all of q, K and V is random, which is enough for timing. With `guard` each row of q, K, V and the output
+    is followed by `GUARD` elements of NaN. Sequences with at least `shared_prefix` context tokens share the whole pages
+    of these tokens. With `lse` there is a tensor of NaN for it. The block table has one column more than the longest
+    sequence needs; its entries past a sequence's pages name page 0.
     """
     generator = torch.Generator(device).manual_seed(seed)
     block_table, num_pages = _block_table(batch, page_size, seed, shared_prefix)
@@ -91,9 +92,9 @@ def make_tensors(
 
 
 def tree_words(query_len: int, draw: random.Random) -> list[int]:
-    """The words, in int64, of a random tree of query tokens: each sees itself and its ancestors, all before it.
+    """The words, in int64, of a random tree of query tokens, each of which sees itself and its ancestors.
 
-    Some tokens have no parent. All 0 for a sequence that does not heed its words.
+    Parents come before their children, and some tokens have none. All words are 0 for a sequence that does not use them.
     """
     words = [0] * query_len
     for token in range(query_len if 1 < query_len <= TREE_TOKENS else 0):
@@ -130,7 +131,7 @@ def _features(spec: AttentionSpec, batch: Batch, seed: int) -> dict[str, torch.T
 
 
 def _needle_scale(spec: AttentionSpec, features: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """What scales in 8 bits make of the products of queries of `query_size` with keys as the cache holds them."""
+    """The factor by which fp8 scales change products of queries of `query_size` with keys as the cache holds them."""
     if "q_scale" in features:
         return features["q_scale"] / query_size(spec) * features["k_scale"]
     return features.get("k_scale")
@@ -170,7 +171,7 @@ def _random(dtype: str, shape: tuple[int, ...], generator: torch.Generator, room
     tensor = _guarded(getattr(torch, dtype), shape, generator.device, room)
     if tensor.element_size() > 1:
         return tensor.normal_(generator=generator)
-    # Eight bits cannot be drawn; what is drawn instead is not held all at once.
+    # Torch draws no numbers in 8 bits: draw them in float16, in parts, so that they are never held all at once.
     step = max(1, _CHUNK // math.prod(shape[1:]))
     for start in range(0, shape[0], step):
         part = tensor[start : start + step]
@@ -192,7 +193,7 @@ def _random_cache(
 
 
 def _places(keys: Keys, block_table: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index a cache with these: the physical page and the slot of each key."""
+    """The physical page and the slot of each key, as indices into a cache."""
     page_size = cache.shape[1]
     pages = block_table[keys.sequence, keys.position // page_size].long()
     return pages.to(cache.device), (keys.position % page_size).to(cache.device)

@@ -1,9 +1,10 @@
 """Keys and queries by which one key too many or too few changes a whole row of the output.
 
-A norm is blind at length: among n random keys a wrong one moves a row by 1 / sqrt(n) of itself, at 65,536 less than an
-eager attention of the same dtype rounds. So some keys are needles. All needles of one class share one direction, the
-directions of classes are orthogonal (rows of a Hadamard matrix), and a query that is the sum of some directions attends
-to the needles of those classes alone, and to each equally: their scores are exactly the same number. The classes are
+With random keys a check is blind at length: one wrong key among n moves a row by 1 / sqrt(n) of itself, which at 65,536
+keys is less than eager attention of the same dtype rounds. So some keys are needles. All needles of a class share one
+direction, and the directions of classes are orthogonal (rows of a Hadamard matrix). A query that is the sum of some
+directions attends to the needles of those classes alone, and to each equally: their scores are the same number. The
+classes are
 
     lattice   the first or last key, in turn, of every 16 keys of the context (no tile or page is smaller), up to
               `LATTICE_KEYS` of them; of longer contexts every second 16 keys, every third, ...
@@ -13,14 +14,14 @@ to the needles of those classes alone, and to each equally: their scores are exa
     window    the context keys where a row's window begins, in `num_cycled` classes one after the other, values as large
     own       every key of the chunk itself, likewise
 
-and what row i of sequence s attends to with query head h depends on (i + s + h) mod 4:
+and the keys that row i of sequence s attends to with query head h depend on (i + s + h) mod 4:
 
-    0         lattice, edges, and what it sees last: the last key before the causal edge, the first inside its window,
+    0         lattice, edges, and the last keys it sees: the last before the causal edge, the first inside its window,
               its parent in the tree
-    1         what a random query attends to that has nothing in common with the lattice and the edges
-    2         what it must not see: the key after the causal edge, the one before its window, the last token before it
-              that is not on its branch; a row with none of these does as 0
-    3         edges, and what it sees last; with a soft cap, with scores near the cap, those of the edges a bit lower
+    1         the keys of a random query that has nothing in common with the lattice and the edges
+    2         keys it must not see: the one after the causal edge, the one before its window, the last token before it
+              that is not on its branch; a row without such keys takes those of 0
+    3         edges, and the last keys it sees; with a soft cap, at scores near the cap, those of the edges a bit lower
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ NEEDLE_VALUE = 2.0
 MAX_CYCLED = 32
 # One needle outweighs a million random keys: e^18 = 6.6e7, and those weigh e^(1/2) each in the mean.
 NEEDLE_SCORE = 18.0
-# What a small soft cap leaves of it: nearer to the cap, all that is large is equal.
+# The most of a small soft cap that a score reaches: nearer to the cap, all large scores become equal.
 MOST_OF_CAP = 0.75
-# And this is near enough to a large one: beyond, bfloat16 queries cannot hold two scores that differ by a few.
+# With a large soft cap scores reach this: beyond it, bfloat16 queries cannot hold two scores that differ by a few.
 MAX_NEAR_CAP = 2.0**8
 # A normal deviate of this deviation, and the sum of a few directions of this length, are far from float16's 65,504.
 MAX_QUERY_SIZE = 2.0**12
@@ -53,9 +54,10 @@ _LATTICE, _EDGE, _CYCLED, _NONE = 0, 1, 2, -1
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Some keys of a batch: three CPU int64 tensors of one length. `position` is the logical one in the sequence."""
+    """Some keys of a batch: three CPU int64 tensors of one length."""
 
     sequence: torch.Tensor
+    # The logical position in the sequence.
     position: torch.Tensor
     needle_class: torch.Tensor
 
@@ -71,7 +73,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Which class a key near the end of one sequence is of."""
+    """The classes of keys near the end of one sequence."""
 
     query_len: int
     context_len: int
@@ -80,7 +82,7 @@ class Classes:
 
     @classmethod
     def of(cls, spec: AttentionSpec, sequence: tuple[int, int]) -> Classes:
-        """Those of a sequence `(query_len, context_len)`."""
+        """The classes of a sequence `(query_len, context_len)`."""
         return cls(*sequence, spec.sliding_window, num_cycled(spec))
 
     @property
@@ -105,14 +107,14 @@ class Classes:
         return torch.where(is_own, _CYCLED + own % self.num_cycled, of_window)
 
     def watched(self, words: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The classes of what each row sees last and of what it must not see: two of [query_len, 3], padded with -1.
+        """The classes of the last keys each row sees, and of keys it must not see: two of [query_len, 3], padded with -1.
 
         `words` are the rows' words of the tree mask, empty where there is none.
         """
         nowhere = torch.full((self.query_len,), _NONE)
         first = before = parent = stranger = nowhere
         if self.window is not None:
-            # With a window of one key the first inside it is the row's own.
+            # In a window of one key, the first key is the row's own.
             first = nowhere if self.window == 1 else self.rows - self.window + 1
             before = self.rows - self.window
         if words:
@@ -123,7 +125,7 @@ class Classes:
 
 
 def relatives(words: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each token of a tree the last before it that it sees, and the last that it does not: -1 where there is none.
+    """Each tree token's last earlier token that it sees, and the last that it does not; -1 where there is none.
 
     `words` are those of a tree mask.
     """
@@ -136,12 +138,12 @@ def relatives(words: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def num_cycled(spec: AttentionSpec) -> int:
-    """How many classes the own keys have, and the window keys as many: all directions are orthogonal."""
+    """The number of classes of own keys, and of window keys: as many as leave all directions orthogonal."""
     return min(MAX_CYCLED, _width(spec) // 2 - 1)
 
 
 def needle_keys(spec: AttentionSpec, batch: Batch, page_size: int) -> Keys:
-    """Where the needles stand, each key at most once."""
+    """The needles' places, each key at most once."""
     parts: list[tuple[int, torch.Tensor, torch.Tensor | int]] = []
     for sequence, (query_len, context_len) in enumerate(batch.sequences):
         classes = Classes.of(spec, (query_len, context_len))
@@ -182,7 +184,7 @@ def needle_sizes(spec: AttentionSpec, k_scale: torch.Tensor | None) -> torch.Ten
     """The length of a needle's coordinates, as the cache holds them, for each KV head: [num_kv_heads] float64."""
     unit = spec.softmax_scale * query_size(spec) * _width(spec)
     wanted = _uncapped(spec, NEEDLE_SCORE) / (unit * _k_scales(spec, k_scale))
-    # Of three binary digits: a cache in 8 bits holds it, and a needle's score is the same number in every dtype and
+    # With three binary digits a cache in 8 bits holds it, and a needle's score is the same number in every dtype and
     # order of summation.
     digit = 2.0 ** (wanted.log2().floor() - 2)
     return (wanted / digit).ceil() * digit
@@ -197,7 +199,7 @@ def needle_scores(spec: AttentionSpec, k_scale: torch.Tensor | None) -> torch.Te
 
 
 def plant_queries(spec: AttentionSpec, batch: Batch, q: torch.Tensor, tree_mask: torch.Tensor | None) -> None:
-    """Turn random queries [num_tokens, num_q_heads, head_dim] into those that the module describes, in place."""
+    """Turn random queries [num_tokens, num_q_heads, head_dim] into those of the module's table, in place."""
     directions = torch.nn.functional.pad(query_size(spec) * _directions(spec), (0, 0, 0, 1)).to(q)
     inside, outside = (classes.to(q.device) for classes in _watched(spec, batch, tree_mask))
     lengths = torch.tensor([query_len for query_len, _ in batch.sequences])
@@ -233,7 +235,7 @@ def plant_keys(
         k, v = (cache[:, :, head] for cache in caches)
         k[places] = (sizes[head] * _directions(spec)).to(k)[classes]
         values = v[places].float()
-        # Lattice values are of one length, so that each of thousands counts the same in their sum.
+        # Lattice values have one length, so that each of thousands counts the same in their sum.
         v[places] = torch.where(is_lattice, values.sign(), NEEDLE_VALUE * values).to(v)
 
 
@@ -251,15 +253,15 @@ def _watched(
 
 
 def _without_needles(spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
-    """q without what it has in common with the many needles, whose equal scores would hide a maximum not tracked."""
+    """q without its part along the many needles, whose equal scores would hide a maximum that is not tracked."""
     needles = torch.nn.functional.normalize(_directions(spec)[: _EDGE + 1]).to(q)
     return q - q @ needles.T @ needles
 
 
 def _near_the_cap(spec: AttentionSpec) -> tuple[float, float]:
-    """What multiplies a query so that its needles' scores are about the soft cap, and how much more some get of it.
+    """The factor that brings a query's needle scores near the soft cap, and the extra share that some of them get.
 
-    Without the cap, those would then weigh about e^3 times as much as the others. Powers of two.
+    Without the cap the latter would weigh about e^3 times as much as the others. Both are powers of two.
     """
     if spec.logits_soft_cap is None:
         return 1.0, 0.0
@@ -270,7 +272,7 @@ def _near_the_cap(spec: AttentionSpec) -> tuple[float, float]:
 
 
 def _uncapped(spec: AttentionSpec, score: float) -> float:
-    """What the soft cap makes `score`, or `MOST_OF_CAP` of itself where that is less."""
+    """The score that the soft cap turns into `score`, or into `MOST_OF_CAP` of the cap where that is less."""
     cap = spec.logits_soft_cap
     return score if cap is None else cap * math.atanh(min(score / cap, MOST_OF_CAP))
 
@@ -280,7 +282,7 @@ def _k_scales(spec: AttentionSpec, k_scale: torch.Tensor | None) -> torch.Tensor
 
 
 def _width(spec: AttentionSpec) -> int:
-    """The coordinates of a direction that are not 0: the largest power of two in the head size."""
+    """The number of nonzero coordinates of a direction: the largest power of two in the head size."""
     return 1 << (spec.head_dim.bit_length() - 1)
 
 

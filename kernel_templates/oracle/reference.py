@@ -1,11 +1,11 @@
-"""Eager attention with log-sum-exp: what every variant is judged against.
+"""Eager attention with log-sum-exp, the reference for every variant.
 
     scores = scale * q k^T;  out = softmax(scores) v;  lse = log(sum(exp(scores)))
 
 over the keys that causality allows (Vaswani et al. 2017, equation 1; the log-sum-exp as in Dao 2023, FlashAttention-2),
-and with the features that `spec.AttentionSpec` writes down. In float64 or float32 it is the oracle. In bfloat16 or
-float16 it is what any eager attention of that dtype gives: both products in the dtype, all between them in float32, the
-probabilities rounded to the dtype.
+and with the features of `spec.AttentionSpec`. In float64 or float32 it is the oracle. In bfloat16 or float16 it is any
+eager attention of that dtype: both products in the dtype, everything between them in float32, and the probabilities
+rounded to the dtype.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ..spec import AttentionSpec
 
 # Scores held at once: 128 MiB in float32, and a few such temporaries.
 MAX_SCORES = 2**25
-# Rows of one block: few enough that a long prefill skips most of the keys that its first rows cannot see.
+# Rows of one block. With few rows a long prefill skips most keys that its first rows cannot see.
 MAX_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the attention of one sequence has beyond causality; None is none.
-
-    sinks and slopes: [num_q_heads]. tree: [query_len] int64, whose bit b says whether a query token sees query token b
-    of the sequence, whatever causality and the window say.
-    """
+    """The features of one sequence's attention beyond causality; None where it lacks one."""
 
     window: int | None = None
     soft_cap: float | None = None
+    # [num_q_heads].
     sinks: torch.Tensor | None = None
+    # ALiBi slopes [num_q_heads].
     slopes: torch.Tensor | None = None
+    # [query_len] int64. Bit b of a token's word: the token sees query token b of the sequence. The word decides, not
+    # causality and not the window.
     tree: torch.Tensor | None = None
 
     @classmethod
     def of(cls, spec: AttentionSpec, tensors: Tensors, tokens: slice) -> Features:
-        """Those of the sequence whose query tokens are `tokens`."""
+        """The features of the sequence whose query tokens are `tokens`."""
         tree = tensors.tree_mask if spec.has_tree_mask else None
         if tree is not None:
             tree = tree[tokens] if 1 < tokens.stop - tokens.start <= TREE_TOKENS else None
@@ -57,11 +57,11 @@ class Features:
         )
 
 
-PLAIN = Features()
+CAUSAL = Features()
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context_len: int, scale: float, features: Features = PLAIN
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context_len: int, scale: float, features: Features = CAUSAL
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one sequence in the dtype of its arguments: `(out, lse)`.
 
@@ -105,7 +105,7 @@ def paged_attention(
     starts = query_start_locs(batch)
     for index, (query_len, context_len) in enumerate(batch.sequences):
         tokens = slice(starts[index], starts[index + 1])
-        # What no query token asks for is not gathered either.
+        # Without query tokens no key is needed, and none may be read.
         kv_len = query_len + context_len if query_len else 0
         pages = tensors.block_table[index]
         k = dequantized(gather(tensors.k_cache, pages, kv_len), tensors.k_scale, dtype)
@@ -136,7 +136,7 @@ def dequantized(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dty
 
 
 def _visible_keys(rows: slice, context_len: int, features: Features) -> slice:
-    """The keys that any of these query rows may see."""
+    """The range of keys that any of these query rows may see."""
     first = 0 if features.window is None else max(0, context_len + rows.start - features.window + 1)
     if features.tree is not None:
         return slice(min(first, context_len), context_len + len(features.tree))
@@ -146,7 +146,7 @@ def _visible_keys(rows: slice, context_len: int, features: Features) -> slice:
 def _distance_and_hidden(
     rows: slice, keys: slice, context_len: int, features: Features, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far each key is past each query, and whether the query must not see it: two of [rows, keys]."""
+    """Each key's distance past each query, and a mask of the keys hidden from it: two of [rows, keys]."""
     key = torch.arange(keys.start, keys.stop, device=device)
     distance = key - torch.arange(context_len + rows.start, context_len + rows.stop, device=device)[:, None]
     hidden = distance > 0
@@ -164,7 +164,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
     kv_len, num_kv_heads, _ = k.shape
     # The query heads of one KV head are rows of one product: [num_kv_heads, group * rows, ...].
     grouped = q.permute(1, 0, 2).reshape(num_kv_heads, -1, head_dim)
-    # A power of two changes no digit, and products that are scaled before do not overflow float16.
+    # Scaling by a power of two is exact, and done before the product it keeps float16 from overflowing.
     power = 2.0 ** math.floor(math.log2(scale))
     scores = torch.bmm(grouped * power, k.permute(1, 2, 0)).mul_(scale / power)
     return scores.view(num_q_heads, rows, kv_len).to(_softmax_dtype(q.dtype))
@@ -175,7 +175,7 @@ def _weigh(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The softmax of scores [num_q_heads, rows, keys] times v, in v's dtype, and its log-sum-exp, rows first.
 
-    sinks: [num_q_heads, 1], a column more of the softmax.
+    sinks: [num_q_heads, 1], one more column of the softmax.
     """
     num_q_heads, rows, kv_len = scores.shape
     lse = torch.logsumexp(scores, dim=-1)
@@ -195,7 +195,7 @@ def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @contextlib.contextmanager
 def _no_tf32() -> Generator[None]:
-    """Float32 products on a GPU in float32 proper, whatever the process allows elsewhere."""
+    """Compute float32 products on a GPU in IEEE float32, whatever the process allows elsewhere."""
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     try:

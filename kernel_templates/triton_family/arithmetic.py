@@ -1,4 +1,4 @@
-"""What the kernels share of arithmetic, and what the interpreter needs of it in bfloat16."""
+"""Arithmetic that the kernels share, with the detours that bfloat16 needs in the interpreter."""
 
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
 import math
@@ -6,13 +6,13 @@ import math
 import triton
 import triton.language as tl
 
-# Finite, so that a row that sees no key of an item has weight 0 and not NaN.
+# Finite, so that a row that sees no key of an item gets weight 0 and not NaN.
 LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
-# Probabilities in float16 are multiplied by 2 to this power, so that those of very many keys, each of little weight,
-# do not vanish.
+# Probabilities in float16 are multiplied by 2 to this power, so that those of very many keys with little weight each do
+# not vanish.
 HALF_SHIFT: tl.constexpr = tl.constexpr(15.0)
-# What is left up to float16's largest number, a little less than 2^16.
+# The room above the shift, in powers of 2, below float16's largest number, a little less than 2^16.
 HALF_SLACK: tl.constexpr = tl.constexpr(0.9)
 ANY_NAN: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)
 
@@ -25,7 +25,7 @@ def shift_of(dtype: tl.dtype) -> float:
 
 @triton.jit
 def weights(exponents, SHIFT: tl.constexpr):
-    """2 to the exponents. None is above SHIFT but by rounding, which is by several where scores are many millions."""
+    """2 to the exponents. Rounding puts exponents above SHIFT, by several where scores are many millions."""
     if SHIFT > 0.0:
         exponents = tl.minimum(exponents, SHIFT + HALF_SLACK, propagate_nan=ANY_NAN)
     return tl.exp2(exponents)
@@ -35,7 +35,7 @@ def weights(exponents, SHIFT: tl.constexpr):
 def dot(a, b, WIDEN: tl.constexpr, acc=None):
     """a @ b, plus `acc` if there is one, in float32; products of float32 are IEEE's, not TF32.
 
-    The interpreter multiplies bfloat16 wrongly, so there, and only there, operands in it are widened.
+    The interpreter multiplies bfloat16 wrongly, so there, and only there, bfloat16 operands are widened.
     """
     if WIDEN and a.dtype == tl.bfloat16:
         product = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
@@ -48,10 +48,10 @@ def dot(a, b, WIDEN: tl.constexpr, acc=None):
 
 @triton.jit
 def in_half(q):
-    """q, bfloat16, in float16, each row divided by a power of two, and those: the largest elements are then near 2^14.
+    """Bfloat16 q in float16, each row divided by a power of two, and these powers. Largest elements are then near 2^14.
 
-    For products with keys in 8 bits, which all GPUs turn into float16 much faster than into bfloat16. Exact but for
-    elements some 2^30 times smaller than the largest of their row.
+    For products with keys in 8 bits, which all GPUs convert to float16 much faster than to bfloat16. Exact, except for
+    elements about 2^30 times smaller than the largest of their row.
     """
     size = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), 1), 2.0**-60)
     power = (size.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True) * 2.0**-14
@@ -60,7 +60,7 @@ def in_half(q):
 
 @triton.jit
 def load_tile(pointers, rows, columns, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr):
-    """A tile of memory, 0 where `rows` or `columns` does not hold, if they are to be masked at all."""
+    """A tile of memory, 0 where a row or column is masked: `rows` with MASK_ROWS, `columns` with MASK_COLUMNS."""
     if MASK_ROWS and MASK_COLUMNS:
         return tl.load(pointers, mask=rows[:, None] & columns[None, :], other=0.0)
     elif MASK_ROWS:
@@ -73,19 +73,19 @@ def load_tile(pointers, rows, columns, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl
 
 @triton.jit
 def logits(products, first, position, slope, qk_scale, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr):
-    """What goes into the softmax, in base 2, of the products of rows at `position` with keys from `first` on.
+    """The softmax's inputs, in base 2, from the products of rows at `position` with keys from `first` on.
 
     With a soft cap c: c * tanh(s / c) (Gemma 2, arXiv:2408.00118); with ALiBi: plus slope * (key - position)
     (arXiv:2108.12409). `slope` is in base 2, as `qk_scale` is.
     """
     scores = products * qk_scale
     if SOFT_CAP is not None:
-        # tanh(x) = 1 - 2 / (1 + e^2x). Where the bound cuts it is 1 in float32, and nothing overflows.
+        # tanh(x) = 1 - 2 / (1 + e^2x). The bound keeps e^2x from overflowing; beyond it tanh is 1 in float32.
         power = tl.exp2(tl.minimum(scores * (2 / SOFT_CAP), 64.0))
         scores = SOFT_CAP * LOG2_E - (2 * SOFT_CAP * LOG2_E) / (1.0 + power)
     if ALIBI:
         columns = tl.arange(0, products.shape[1]).to(tl.float32)
-        # Distances are exact as integers; from a tile's first key on a product with the slope is added.
+        # The distance to the tile's first key is exact as an integer; the other keys add multiples of the slope.
         row_bias = slope * (first - position).to(tl.float32)
         scores += row_bias[:, None] + slope[:, None] * columns[None, :]
     return scores
@@ -93,7 +93,7 @@ def logits(products, first, position, slope, qk_scale, SOFT_CAP: tl.constexpr, A
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
-    """x, float32, in `dtype`. The interpreter cuts off the low bits of bfloat16: there, round to nearest even first."""
+    """Float32 x in `dtype`. The interpreter truncates to bfloat16, so there x is rounded to nearest even first."""
     if WIDEN and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
