@@ -94,7 +94,7 @@ def make_tensors(
 def tree_words(query_len: int, draw: random.Random) -> list[int]:
     """The words, in int64, of a random tree of query tokens, each of which sees itself and its ancestors.
 
-    Parents come before their children, and some tokens have none. All words are 0 for a sequence that does not use them.
+    Parents come before their children, and some tokens have none. A sequence that does not use its words has all 0.
     """
     words = [0] * query_len
     for token in range(query_len if 1 < query_len <= TREE_TOKENS else 0):

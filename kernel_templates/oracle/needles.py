@@ -107,7 +107,7 @@ class Classes:
         return torch.where(is_own, _CYCLED + own % self.num_cycled, of_window)
 
     def watched(self, words: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The classes of the last keys each row sees, and of keys it must not see: two of [query_len, 3], padded with -1.
+        """Classes of the last keys each row sees, and of keys it must not see: two of [query_len, 3], padded with -1.
 
         `words` are the rows' words of the tree mask, empty where there is none.
         """

@@ -1,9 +1,10 @@
-"""The kernel against the oracle, through the interpreter: templates, splits, pages, groups, dtypes, layouts."""
+"""The kernels against the oracle, through the interpreter: templates, splits, pages, groups, dtypes, layouts."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.check import Checker
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 
 SEQUENCES = st.one_of(
     st.tuples(st.integers(1, 8), st.integers(0, 120)),
@@ -228,3 +230,28 @@ def test_a_cache_of_more_than_2_to_the_31_elements_on_a_gpu():
     for variant in (*likely.values(), fused.replace(kv_load="pointer"), fused.replace(kv_load="tma")):
         found = checker.check(make_launcher(variant, spec, gpu))
         assert found.passed, found.detail
+
+
+SPEC, BATCH = AttentionSpec(4, 2, 64, "float16"), Batch.parse("1x12@50,2x1@70")
+VALUES = {
+    "block_m": 16, "block_n": 32, "decode_block_m": 16, "decode_block_n": 64, "num_warps": 4, "num_stages": 3,
+    "kv_load": "pointer", "order": "items", "programs_per_sm": 1, "waves": 4, "long_weight": 2,
+    "schedule": "interleaved", "partials": "float32", "reduction": "kernel",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["items", "heads"])
+@pytest.mark.parametrize("programs", [1, 3, 1000])
+def test_any_number_of_programs_gives_the_same_bits(order: str, programs: int):
+    checker = Checker(SPEC, BATCH, 16, "cpu")
+    launcher = make_launcher(Variant.of("persistent", 16, VALUES | {"order": order}), SPEC, INTERPRETER)
+    assert checker.check(launcher).passed
+    expected = checker.tensors.out.clone()
+    start = launcher.start
+
+    def fewer(kernel: Any, grid: tuple[int, ...], *rest: Any) -> None:
+        start(kernel, (programs,) if len(grid) == 1 else grid, *rest)
+
+    launcher.start = fewer
+    assert checker.check(launcher).passed
+    assert torch.equal(checker.tensors.out, expected)
