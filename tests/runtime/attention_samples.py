@@ -8,6 +8,7 @@ import torch
 
 from attention_tuner.kernel_templates.batch import Batch
 from attention_tuner.kernel_templates.launch.launcher import Tensors
+from attention_tuner.kernel_templates.oracle.inputs import make_tensors
 from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.runtime.hybrid_attention import HybridAttention
@@ -29,7 +30,10 @@ def plan(attention: Any, batch: Batch | str) -> None:
 
 
 def checker_of(batch: str, spec: AttentionSpec = SPEC, device: str = "cpu", **more: Any) -> Checker:
-    found = Checker(spec, Batch.parse(batch), 16, device, **more)
+    """A checker of `batch`; `more` says which inputs `make_tensors` makes."""
+    parsed = Batch.parse(batch)
+    tensors = make_tensors(spec, parsed, 16, device, 0, **more)
+    found = Checker(spec, parsed, 16, device, tensors=tensors)
     found.tensors.out.fill_(torch.nan)
     return found
 
