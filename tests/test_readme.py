@@ -62,6 +62,12 @@ def test_a_command_line_is_accepted(command: str):
     found.make_context(found.name, words, resilient_parsing=words == ["--help"])
 
 
+def test_the_readme_can_be_read_in_one_sitting():
+    text = TEXT[ROOT / "README.md"]
+    assert len(text.splitlines()) <= 200
+    assert len(text.split()) <= 1600
+
+
 def test_every_command_is_named():
     text = "\n".join(TEXT.values())
     names = list(group(get_command(app)))
