@@ -16,15 +16,11 @@ from attention_tuner.kernel_templates.oracle.reference import paged_attention
 
 
 @triton.jit
-def touch_kernel(
-    block_table, k_cache, stride_page, scratch, DELAY: tl.constexpr, ENDLESS: tl.constexpr, UNROLLED: tl.constexpr
-):
+def touch_kernel(block_table, k_cache, stride_page, scratch, DELAY: tl.constexpr, ENDLESS: tl.constexpr):
     """Reads a key of the first page that the block table names."""
     page = tl.load(block_table).to(tl.int64)
     key = tl.load(k_cache + page * stride_page).to(tl.float32)
     count = DELAY
-    for _ in tl.static_range(UNROLLED):
-        count += tl.load(scratch)
     if ENDLESS:
         while tl.load(scratch, volatile=True) == 0:
             count += 1
@@ -45,17 +41,15 @@ class FaultyLauncher(Launcher):
         if self._fault("compiler_abort"):
             os.write(2, b"LLVM ERROR: Cannot select: intrinsic %llvm.nvvm\nPLEASE submit a bug report\n")
             os.abort()
+        if self._fault("endless_compile") or (self._fault("endless_kernel") and not tensors.q.is_cuda):
+            # It ends as little as a loop would, and takes no time of a core from others.
+            time.sleep(1e6)
         table = tensors.block_table
         if self._fault("illegal_address"):
             table = torch.full_like(table, 1 << 30)
         begin, delay_ms = time.monotonic(), self.variant.number("delay_ms")
         arguments = (table, tensors.k_cache, tensors.k_cache.stride(0), self.scratch)
-        constants = {
-            "DELAY": delay_ms,
-            "ENDLESS": self._fault("endless_kernel"),
-            "UNROLLED": 1 << 30 if self._fault("endless_compile") else 0,
-            "num_warps": 1,
-        }
+        constants = {"DELAY": delay_ms, "ENDLESS": self._fault("endless_kernel"), "num_warps": 1}
         self.start(touch_kernel, (1,), arguments, constants)
         if self.settings.compile_only:
             return

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.processes.worker import Worker
 from attention_tuner.tuner.run import Executor
-from attention_tuner.tuner.settings import Settings
+from attention_tuner.tuner.settings import Settings, TaskResult
 from attention_tuner.tuner.tune import tune
 
 TASK = Task(AttentionSpec(2, 1, 64, dtype="float16"), Batch.parse("1x9@20,1x1@24"), 16)
@@ -59,7 +60,7 @@ def run(database: Path, trials: int, *before: str, file_limit: int | None = None
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:
     """Result of the one task that `tune` prints, once it has ended as it should."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     (found,) = json.loads(out)["results"]
     assert found["best"] is not None
@@ -68,7 +69,7 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def sentence(process: subprocess.Popen[str]) -> str:
     """The sentence that `tune` ends with when its database cannot be written."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == StoreError.exit_status, err
     assert out == ""
     assert "Traceback" not in err
@@ -85,26 +86,43 @@ def num_rows(database: Path) -> int:
     return counts.total()
 
 
-def check_resumed(database: Path, trials: int) -> None:
-    """The same command measures what is missing, and nothing else."""
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """One process that measures for all runs that go on: importing torch takes longer than their trials."""
+    with Worker(interpret=True) as shared:
+        yield shared
+
+
+def tune_here(database: Path, worker: Worker, trials: int = TRIALS) -> TaskResult:
+    """The search of `run`, in this process."""
+    with Store.open(database) as store:
+        (found,) = tune([TASK], INTERPRETER, store, replace(SETTINGS, trials=trials), Executor(worker))
+    return found
+
+
+def check_resumed(database: Path, worker: Worker, trials: int = TRIALS) -> None:
+    """The same search measures what is missing, and nothing else."""
     before = num_rows(database)
-    resumed = result(run(database, trials))
-    assert (resumed["reused"], resumed["tried"]) == (before, trials - before)
+    resumed = tune_here(database, worker, trials)
+    assert resumed.best is not None
+    assert (resumed.reused, resumed.tried) == (before, trials - before)
     assert num_rows(database) == trials
 
 
 def test_a_tuner_that_is_killed_goes_on_with_the_same_command(tmp_path: Path) -> None:
     database = tmp_path / "tuner.db"
     process = run(database, TRIALS)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not (database.exists() and stored_so_far(database) >= 2):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert 2 <= num_rows(database) < TRIALS
-    check_resumed(database, TRIALS)
+    before = num_rows(database)
+    assert 2 <= before < TRIALS
+    resumed = result(run(database, TRIALS))
+    assert (resumed["reused"], resumed["tried"]) == (before, TRIALS - before)
 
 
 def stored_so_far(database: Path) -> int:
@@ -116,13 +134,13 @@ def stored_so_far(database: Path) -> int:
             return 0
 
 
-def test_a_file_that_must_not_grow(tmp_path: Path) -> None:
+def test_a_file_that_must_not_grow(tmp_path: Path, worker: Worker) -> None:
     database = tmp_path / "tuner.db"
-    result(run(database, 1))
+    tune_here(database, worker, trials=1)
     said = sentence(run(database, TRIALS, file_limit=database.stat().st_size + 4096))
     assert str(database) in said
     assert "cannot be written: the disk is full" in said
-    check_resumed(database, TRIALS)
+    check_resumed(database, worker)
 
 
 def can_mount() -> bool:
@@ -133,7 +151,7 @@ def can_mount() -> bool:
 
 
 @pytest.mark.skipif(not can_mount(), reason="no file system can be mounted here")
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
+def test_a_disk_that_is_full(tmp_path: Path, worker: Worker) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     kept.mkdir()
@@ -142,7 +160,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert "the disk is full" in said
     rows = num_rows(kept / "tuner.db")
     assert rows >= 1
-    check_resumed(kept / "tuner.db", rows + 2)
+    check_resumed(kept / "tuner.db", worker, rows + 2)
 
 
 @contextmanager
@@ -164,9 +182,9 @@ time.sleep(1000)
             process.kill()
 
 
-def test_a_database_that_is_locked_for_a_moment(tmp_path: Path) -> None:
+def test_a_database_that_is_locked_for_a_moment(tmp_path: Path, worker: Worker) -> None:
     database = tmp_path / "tuner.db"
-    with ExitStack() as lock, Store.open(database, timeout_s=20) as store, Worker(interpret=True) as worker:
+    with ExitStack() as lock, Store.open(database, timeout_s=120) as store:
 
         def lock_it(done: int) -> None:
             if done == 2:
@@ -178,23 +196,22 @@ def test_a_database_that_is_locked_for_a_moment(tmp_path: Path) -> None:
     assert found.tried == num_rows(database) == TRIALS
 
 
-def test_a_database_that_stays_locked(tmp_path: Path) -> None:
+def test_a_database_that_stays_locked(tmp_path: Path, worker: Worker) -> None:
     database = tmp_path / "tuner.db"
-    with ExitStack() as lock, Store.open(database, timeout_s=0.5) as store, Worker(interpret=True) as worker:
+    with ExitStack() as lock, Store.open(database, timeout_s=0.5) as store, Worker(interpret=True) as own:
         listener = Watcher(lambda done: lock.enter_context(locked(database)) if done == 2 else None)
         with pytest.raises(StoreError, match="is locked by another process; try again") as caught:
-            tune([TASK], INTERPRETER, store, SETTINGS, Executor(worker), listener)
+            tune([TASK], INTERPRETER, store, SETTINGS, Executor(own), listener)
     assert caught.value.exit_status == 2
     assert num_rows(database) == 2
-    check_resumed(database, TRIALS)
+    check_resumed(database, worker)
 
 
-def test_two_tuners_at_once_on_one_database(tmp_path: Path) -> None:
+def test_two_tuners_at_once_on_one_database(tmp_path: Path, worker: Worker) -> None:
     database = tmp_path / "tuner.db"
     found = [result(process) for process in [run(database, TRIALS) for _ in range(2)]]
     # Each knows what was stored before it began, and no more: no trial of either is lost.
     assert sum(each["tried"] for each in found) == num_rows(database)
     with Store.open(database, create=False) as store:
         assert len(store.best_configs()) == 1
-    again = result(run(database, TRIALS))
-    assert again["tried"] == 0
+    assert tune_here(database, worker).tried == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-KILLS = 20
+KILLS = 8
 
 
 def test_random_kills_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

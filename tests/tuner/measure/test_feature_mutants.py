@@ -59,6 +59,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[type[SplitAttention], ...]]] = {
     ),
     "float32": ({"dtype": "float32"}, (wrong.Tf32Products,)),
 }  # fmt: skip
+# The layers whose rows see different keys, so that many keys are also read by several rows.
+MASKED = ("window", "tree", "tree, window")
 # The layers beside which every other bug is shown, and the tokens of their pages.
 BESIDE = {"window": 16, "tree": 16, "float32": 16, "e5m2": 16, "queries in float8_e4m3fn": 16, "all but masks": 48}
 LSE_ONLY = {wrong.LseWithoutSink, wrong.LseWithoutWindow, wrong.LseInBase2, wrong.LseOfOneSegment}
@@ -81,7 +83,7 @@ def make_judge(name: str, kv_len: int, kind: str) -> Checker:
     changes = dict(CASES[name][0])
     if changes.get("sliding_window") == -1:
         changes["sliding_window"] = {128: 40, 65536: 1000}[kv_len]
-    spec = AttentionSpec(**{"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, **changes})
+    spec = AttentionSpec(**{"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 32, **changes})
     query_len = QUERY_LENS[kind]
     return judge_of(spec, Batch(((query_len, kv_len - query_len),) * 2), BESIDE.get(name, 16))
 
@@ -93,9 +95,10 @@ def split(mutant: type[SplitAttention], judge: Checker, place: float = 0.5) -> S
     return mutant(judge, 16, max(16, keys // 4), place)
 
 
-@pytest.mark.parametrize("kind", QUERY_LENS)
-@pytest.mark.parametrize("kv_len", LENGTHS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "kv_len", "kind"), [
+    (name, kv_len, kind) for name in CASES for kv_len in LENGTHS for kind in QUERY_LENS
+    if kv_len == LENGTHS[0] or (name in MASKED) == (kind == "chunk")
+])  # fmt: skip
 def test_right_attention_passes_and_every_mutant_is_rejected(name: str, kv_len: int, kind: str) -> None:
     judge = make_judge(name, kv_len, kind)
     right = split(SplitAttention, judge)
