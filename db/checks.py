@@ -1,4 +1,4 @@
-"""The table of full checks, and the one rule for what they say about stored configs and trials."""
+"""The table of full checks, and the rule that applies them to stored configs and trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..kernel_templates.variant import Variant
 from .models import Base, parse_spec, parse_variant, storable
 from .records import TrialRecord, label_of, spec_text
 
-# There is one full check for each of these.
+# The columns that identify a full check.
 _KEY = ("spec", "variant", "gpu_name", "kernel_hash", "triton", "torch", "driver")
 
 
@@ -72,7 +72,7 @@ class FullCheckRow(Base):
 
 
 def check_of(row: FullCheckRow) -> FullCheck:
-    """The full check whose row `row` is. Raises one of `models.UNREADABLE` for a row that no check has made."""
+    """The full check in `row`. Raises one of `models.UNREADABLE` for an invalid row."""
     cases = cast(list[list[Any]], json.loads(row.cases))
     check = FullCheck(
         parse_spec(row.spec),
@@ -88,12 +88,12 @@ def check_of(row: FullCheckRow) -> FullCheck:
 
 
 class FullChecks:
-    """The rule for what full checks say about configs and trials of their variants, layers and GPUs.
+    """The rule that decides which configs and trials failed a full check.
 
-    A config failed if the latest relevant check failed. Relevant are checks in its own environment and, since a served
-    config is compiled anew with what is then installed, checks in any environment made after it was measured. An older
-    failure elsewhere says nothing: the kernel may have been mended since. Only a pass in its own environment makes a
-    config final.
+    A config failed if its latest relevant check failed. Two kinds of checks are relevant: those in the config's own
+    environment, and those made in any environment after the config was measured, because a served config is compiled
+    with the versions then installed. Older failures in other environments do not count, because the kernel may have
+    been repaired since. Only a passed check in its own environment makes a config final.
     """
 
     def __init__(self, checks: Iterable[FullCheck] = ()) -> None:
@@ -107,7 +107,7 @@ class FullChecks:
         return next((check for check in checks if check.environment == environment), None)
 
     def served(self, configs: Iterable[BestConfig], unusable: list[str]) -> list[BestConfig]:
-        """The configs that did not fail, final where their check passed; those that failed are added to `unusable`."""
+        """The configs that did not fail, marked final if their check passed. Failed ones are added to `unusable`."""
         found: list[BestConfig] = []
         for config in configs:
             failure = self._failure(config)
@@ -119,7 +119,7 @@ class FullChecks:
         return found
 
     def trial(self, record: TrialRecord) -> TrialRecord:
-        """`record`, with `Wrong` as its outcome if it was timed and its variant failed the full check there."""
+        """`record`, with outcome `Wrong` if it was timed and its variant failed the full check in its environment."""
         setting, outcome = record.setting, record.outcome
         own = self.of(setting.spec, outcome.variant, setting.gpu, record.environment)
         failure = own and own.failure
@@ -130,7 +130,7 @@ class FullChecks:
         return replace(record, outcome=Wrong(outcome.variant, check))
 
     def _failure(self, config: BestConfig) -> CaseResult | None:
-        """The failed case that forbids serving `config`."""
+        """The failed case that forbids serving `config`; None if there is none."""
         checks = self._checks.get((config.shape.spec, config.variant, config.gpu.name), ())
         relevant = [
             check for check in checks

@@ -1,4 +1,4 @@
-"""Connections to a database, its schema and migrations, and one sentence for each thing that can go wrong."""
+"""Database connections, schema migrations, and error messages for database failures."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PATH_VARIABLE = "ATTENTION_TUNER_DB"
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
-# Named unlike Alembic's default, so that it tells our databases from those of other programs.
+# Not Alembic's default name, so that this table identifies our databases.
 VERSION_TABLE = "attention_tuner_version"
 
-# An execution option for transactions that write: they take SQLite's write lock when they begin. A transaction that
-# read first would be refused without waiting if another process had written in between.
+# Execution option of transactions that write: they take SQLite's write lock at the start. If a transaction read first
+# and another process wrote in between, SQLite would refuse its write without waiting.
 WRITES = {"writes": True}
 
 _CAUSES = {
@@ -39,17 +39,17 @@ _CAUSES = {
     "disk I/O error": "cannot be written: the disk is full, a limit on the file's size is reached, or the disk fails",
 }
 
-# Alembic keeps the migration that runs in a module global, so a process runs one at a time.
+# Alembic keeps the running migration in a module global, so a process runs one at a time.
 _ALEMBIC = threading.Lock()
 
 
 def default_path() -> str:
-    """The path or URL of the user's database: `ATTENTION_TUNER_DB`, or else a file in the user's data folder."""
+    """The path or URL of the user's database: `ATTENTION_TUNER_DB`, by default a file in the user's data folder."""
     return os.environ.get(PATH_VARIABLE) or str(platformdirs.user_data_path("attention-tuner") / "tuner.db")
 
 
 def sqlite_path(where: str | PathLike[str]) -> Path | None:
-    """The file of the database `where`, a path or an SQLAlchemy URL; None for a database that is no file.
+    """The file of the database `where` (a path or SQLAlchemy URL); None for a database that is no file.
 
     Raises `StoreError` for an empty name, an unreadable URL, and an SQLite database in memory.
     """
@@ -83,23 +83,23 @@ def is_database(path: str) -> bool:
         with Path(path).expanduser().open("rb") as file:
             return file.read(len(start)) == start
     except OSError:
-        # Whoever reads it next reports the error.
+        # The next reader reports the error.
         return False
 
 
 def shown_name(where: str | PathLike[str]) -> str:
-    """The path or SQLAlchemy URL `where` without a password, to be shown. Raises as `sqlite_path` does."""
+    """The path or SQLAlchemy URL `where` for display, without passwords. Raises as `sqlite_path` does."""
     path, text = sqlite_path(where), str(where)
     if path is not None:
         return text if "://" not in text else str(path)
     url = make_url(text)
-    # Drivers accept a password in the query as well.
+    # Drivers also accept a password in the query.
     hidden = {name: "***" for name in url.query if "password" in name}
     return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 def make_engine(where: str | PathLike[str], *, read_only: bool, timeout_s: float) -> Engine:
-    """The engine for `where`, a path or an SQLAlchemy URL. It opens nothing yet.
+    """The engine for `where` (a path or SQLAlchemy URL), not yet connected.
 
     SQLite waits up to `timeout_s` seconds for another process's lock. Raises `StoreError` for an unusable URL.
     """
@@ -117,7 +117,7 @@ def make_engine(where: str | PathLike[str], *, read_only: bool, timeout_s: float
 
 @contextmanager
 def translated(name: str) -> Generator[None]:
-    """Turn an SQLAlchemy error into a `StoreError` of one sentence about the database called `name`."""
+    """Turn an SQLAlchemy error into a `StoreError` with one sentence about the database `name`."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -129,9 +129,9 @@ def translated(name: str) -> Generator[None]:
 def _sqlite_url(path: Path, read_only: bool) -> URL:
     if not read_only:
         return URL.create("sqlite", database=str(path))
-    # An open file in WAL mode has two more files beside it, which only a connection that may write removes.
+    # An open file in WAL mode has two extra files, which only a connection with write access removes.
     query = {"mode": "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro", "uri": "true"}
-    # If SQLite cannot make them, it reads the file only when told that nobody writes to it.
+    # If SQLite cannot create them, it reads the file only when told that nobody writes to it.
     if not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
         query["immutable"] = "1"
     return URL.create("sqlite", database=path.as_uri(), query=query)
@@ -140,11 +140,11 @@ def _sqlite_url(path: Path, read_only: bool) -> URL:
 def _prepare_sqlite(engine: Engine, read_only: bool, timeout_s: float) -> None:
     @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _record: object) -> None:  # pyright: ignore[reportUnusedFunction]
-        # The module would begin transactions late and leave schema changes out of them, so `_on_begin` begins them.
+        # The sqlite3 module would begin transactions late, after schema changes, so `_on_begin` begins them.
         connection.isolation_level = None
         connection.text_factory = lambda text: text.decode(errors="replace")  # pyright: ignore
         connection.execute("PRAGMA foreign_keys = ON")
-        # With a write-ahead log a commit survives its process even so, and does not wait for the disk.
+        # With a write-ahead log, a commit survives the death of its process and does not wait for the disk.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA busy_timeout = {round(timeout_s * 1000)}")
         connection.execute(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
@@ -156,7 +156,7 @@ def _prepare_sqlite(engine: Engine, read_only: bool, timeout_s: float) -> None:
 
 
 def upgrade(connection: Connection, name: str) -> None:
-    """Bring the schema up to date within the transaction of `connection`; an empty database gets all tables.
+    """Migrate the schema within the transaction of `connection`; an empty database gets all tables.
 
     Raises `StoreError` for another program's database and for a newer schema.
     """
@@ -173,7 +173,7 @@ def upgrade(connection: Connection, name: str) -> None:
 
 
 def require_current(connection: Connection, name: str) -> None:
-    """Raise `StoreError` unless the database is ours and its schema is this version's."""
+    """Raise `StoreError` unless the database is ours and has this version's schema."""
     if not _is_current(connection, name):
         raise StoreError(f"database {name!r} is empty or of an older version; `attention-tuner tune` with this path "
                          "makes it current")
@@ -194,8 +194,8 @@ def _is_current(connection: Connection, name: str) -> bool:
 
 @functools.cache
 def revisions(folder: Path) -> tuple[str, ...]:
-    """The revisions in a folder of migrations, the latest last, from the beginnings of the files' names.
+    """The revisions in a folder of migrations, the latest last, read from the file names.
 
-    Alembic knows them as well, but importing it takes longer than loading a table.
+    Alembic is not asked, because importing it takes longer than loading a table.
     """
     return tuple(sorted(path.name.partition("_")[0] for path in (folder / "versions").glob("[0-9]*_*.py")))

@@ -1,4 +1,4 @@
-"""Losses of lookups against the best variant: the stored ones, and the loss to expect of an answer."""
+"""Losses of lookups against the best variant: stored losses, and the expected loss of an answer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from ..kernel_templates.errors import TunerError
 from .answer import Source
 from .models import Base
 
-# Losses are pooled by the distance of the bucket that answered, up to each of these: alone, a tuned shape says little.
+# Upper ends of the distance bands in which losses are pooled, because a single shape says little.
 UPTO = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1024.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The median loss of `shapes` answers of one source on one GPU model, from buckets up to distance `upto` away.
+    """The median loss of the answers of one source on one GPU model, in one distance band.
 
-    The heuristic's distance is that of the nearest tuned bucket, from which no answer came.
-    0.02 is two percent slower than the best variant known for the shape. Raises `TunerError` for what cannot be.
+    Raises `TunerError` for invalid values.
     """
 
     gpu_name: str
     source: Source
+    # Upper end of the distance band. The heuristic's distance is that of the nearest tuned bucket.
     upto: float
+    # Number of answers.
     shapes: int
+    # 0.02 is two percent slower than the best known variant.
     loss: float
 
     def __post_init__(self) -> None:
@@ -41,7 +43,7 @@ class Loss:
 
 
 class LossRow(Base):
-    """One `Loss`, in the columns of its fields."""
+    """The row of a `Loss`; columns as its fields."""
 
     __tablename__ = "losses"
     __table_args__ = (UniqueConstraint("gpu_name", "source", "upto"),)
@@ -60,12 +62,12 @@ class LossRow(Base):
 
 
 def loss_of(row: LossRow) -> Loss:
-    """The loss whose row `row` is. Raises one of `models.UNREADABLE` for a row that no loss has made."""
+    """The loss in `row`. Raises one of `models.UNREADABLE` for an invalid row."""
     return Loss(row.gpu_name, cast(Source, row.source), float(row.upto), int(row.shapes), float(row.loss))
 
 
 class Losses:
-    """The losses to expect, from those that were measured."""
+    """Expected losses, estimated from measured ones."""
 
     def __init__(self, losses: Iterable[Loss] = ()) -> None:
         self._known: dict[tuple[str, Source], dict[float, float]] = defaultdict(dict)
@@ -73,9 +75,9 @@ class Losses:
             self._known[each.gpu_name, each.source].setdefault(each.upto, each.loss)
 
     def expect(self, gpu_name: str, source: Source, distance: float | None) -> float | None:
-        """The loss to expect of an answer: that measured nearest to its distance, None where none was from so far.
+        """The expected loss of an answer: the measured loss of the nearest band; None beyond the farthest band.
 
-        Of a config that was tuned on the batch itself it is 0, and where noise makes a measured one less, too.
+        It is 0 for source "exact", and never negative (noise can make a measured loss negative).
         """
         if source == "exact":
             return 0.0
@@ -83,11 +85,11 @@ class Losses:
         if not known or distance is None or band(distance) > max(known):
             return None
         at = UPTO.index(band(distance))
-        # Of two equally near, the larger distance: rather too much is expected than too little.
+        # Of two equally near bands, the farther one, so that the loss is not underestimated.
         nearest = min(known, key=lambda upto: (abs(UPTO.index(upto) - at), -upto))
         return max(0.0, known[nearest])
 
 
 def band(distance: float) -> float:
-    """The distance that losses of answers from `distance` away are pooled under."""
+    """Upper end of the distance band of `distance`."""
     return next(upto for upto in UPTO if distance <= upto)

@@ -1,8 +1,8 @@
-"""The tables, and the rows of each record.
+"""The tables, and conversion between records and rows.
 
-Every row can be fetched, whatever its values: lists and times are kept as text and understood only when a record is
-made of the row, so that an unreadable row does not spoil the others of its query. Records are made from ORM rows or
-from plain rows of a table alike, since both have the columns as attributes.
+A query can fetch every row, whatever its values, because lists and times are stored as text and parsed only when the
+row becomes a record. So one unreadable row does not break a query. ORM rows and plain rows both work, because both have
+the columns as attributes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from .records import Setting, TrialRecord, spec_text
 T = TypeVar("T")
 
 UNREADABLE = (TunerError, ValueError, TypeError, KeyError, AttributeError)
-"""The errors that reading a poisoned row can raise."""
+"""The errors that reading an invalid row can raise."""
 
-# Thousands of rows share few layers, variants and buckets, and parsing these takes most of a row's time.
+# Cached: thousands of rows share few layers, variants and buckets, and parsing them takes most of a row's time.
 parse_spec = lru_cache(4096)(AttentionSpec.parse)
 parse_variant = lru_cache(4096)(Variant.parse)
 _parse_bucket = lru_cache(4096)(BatchBucket.parse)
@@ -50,7 +50,7 @@ _parse_regime = lru_cache(64)(Regime.parse)
 
 
 class Base(DeclarativeBase):
-    """Base of all tables; constraints have names, which migrations need."""
+    """Base of all tables. Constraints have names, because migrations need them."""
 
     type_annotation_map = {str: Text}  # noqa: RUF012 - SQLAlchemy reads it as a plain attribute
     metadata = MetaData(naming_convention={
@@ -68,12 +68,12 @@ class RunRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     started_at: Mapped[str]
-    # JSON: the settings, with the notes that were added at the run's end.
+    # JSON: the settings, with the notes added at the end of the run.
     settings: Mapped[str]
 
 
 class Measured:
-    """The columns that say what was measured, where and with what. Texts are the records' keys."""
+    """The columns of a measurement: task, variant, regime, GPU and environment. Texts are the records' keys."""
 
     __tablename__: ClassVar[str]
 
@@ -100,7 +100,7 @@ class Measured:
 
 
 class TrialRow(Measured, Base):
-    """One trial. Columns that its outcome does not have are null."""
+    """One trial. Columns that do not apply to its outcome are null."""
 
     __tablename__ = "trials"
     __table_args__ = (Index(None, "spec", "bucket", "page_size", "gpu_name"),)
@@ -110,7 +110,7 @@ class TrialRow(Measured, Base):
     outcome: Mapped[str]
     stage: Mapped[str | None]
     reason: Mapped[str | None]
-    # Null for NaN as well, which SQLite cannot hold.
+    # Null also for NaN, which SQLite cannot store.
     check_ratio: Mapped[float | None]
     check_level: Mapped[str | None]
     check_detail: Mapped[str | None]
@@ -183,13 +183,13 @@ class BestRow(Measured, Base):
 
 
 def trial_of(row: TrialRow) -> TrialRecord:
-    """The trial whose row `row` is. Raises one of `UNREADABLE` for a row that no trial has made."""
+    """The trial in `row`. Raises one of `UNREADABLE` for an invalid row."""
     setting = Setting(parse_spec(row.spec), Batch.parse(row.batch), row.page_size, _gpu(row), _parse_regime(row.regime))
     return TrialRecord(row.run_id, setting, _environment(row), _outcome(row), _facts(row), row.measured_at)
 
 
 def config_of(row: BestRow) -> BestConfig:
-    """The best config whose row `row` is. Raises one of `UNREADABLE` for a row that no config has made."""
+    """The best config in `row`. Raises one of `UNREADABLE` for an invalid row."""
     variant = parse_variant(row.variant)
     if variant.page_size != row.page_size:
         raise ValueError(f"variant {row.variant!r} is stored for page size {row.page_size}")
@@ -209,7 +209,7 @@ def config_of(row: BestRow) -> BestConfig:
 
 
 def storable(text: str) -> str:
-    """`text` without the characters that a database refuses, since a compiler's message may hold any bytes."""
+    """`text` with characters that a database refuses replaced; a compiler's message may hold any bytes."""
     return text.replace("\0", "?").encode("utf-8", "replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""One trial with everything that its number depends on, and the words for records in messages."""
+"""The record of a stored trial, and helpers to name records in messages."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..kernel_templates.outcome import BestConfig, Environment, Outcome, Regime,
 from ..kernel_templates.spec import AttentionSpec
 
 EnvironmentOf = Callable[[str, Gpu], Environment]
-"""The present environment of a template, by its name, on a GPU."""
+"""Gives the present environment of a template (by name) on a GPU."""
 
-# Rows that one warning names at most.
-_NAMED = 20
+# The most rows that one warning names.
+_MOST_NAMED = 20
 
 
 @functools.lru_cache(maxsize=256)
 def spec_text(spec: AttentionSpec) -> str:
-    """The text that a layer is stored under: one for equal layers, as with a soft cap of 50 and of 50.0."""
+    """The text that a layer is stored under. Equal layers give the same text (soft caps 50 and 50.0, for example)."""
     return AttentionSpec.parse(spec.key()).key()
 
 
@@ -33,28 +33,28 @@ def utc_now() -> str:
 
 
 def label_of(config: BestConfig) -> str:
-    """The words for `config` in a message."""
+    """Text that names `config` in a message."""
     return (f"the config {config.variant.key()!r} for {config.batch} of {config.shape.spec.key()!r} on "
             f"{config.gpu.name}")
 
 
 def warn_unusable(unusable: Sequence[str], stacklevel: int = 3) -> None:
-    """Warn once of all that is set aside, each named with the reason; do nothing if `unusable` is empty."""
+    """Warn once about all `unusable` results, each given with the reason; do nothing if there are none."""
     if unusable:
-        more = f"; and {len(unusable) - _NAMED} more" if len(unusable) > _NAMED else ""
-        warnings.warn("stored results that cannot be used are set aside: " + "; ".join(unusable[:_NAMED]) + more,
+        more = f"; and {len(unusable) - _MOST_NAMED} more" if len(unusable) > _MOST_NAMED else ""
+        warnings.warn("stored results that cannot be used are set aside: " + "; ".join(unusable[:_MOST_NAMED]) + more,
                       stacklevel=stacklevel)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A task on a GPU, timed in one regime. Only times of one setting are comparable."""
+    """A task on a GPU, timed in one regime. Compare times of one setting only."""
 
     spec: AttentionSpec
     batch: Batch
     page_size: int
     gpu: Gpu
-    # The regime that was asked for. A timing states the regime it got, such as eager where no graph can be captured.
+    # The requested regime. A timing states the actual one, for example eager if no graph can be captured.
     regime: Regime
 
 

@@ -32,7 +32,7 @@ from .records import EnvironmentOf, Setting, TrialRecord, spec_text, utc_now, wa
 
 R = TypeVar("R")
 
-# Reasons why a trial cannot be reused, by part of its environment; the first that differs is named.
+# Reasons that a trial cannot be reused, by part of its environment. The first part that differs gives the reason.
 _OUTDATED = {
     "kernel_hash": "measured with another kernel source",
     "triton": "measured with another triton",
@@ -48,29 +48,29 @@ _CONFIG_ORDER = ("gpu_name", "gpu_num_sms", "spec", "page_size", "bucket", "batc
 class KnownTrials:
     """The stored trials of a setting."""
 
-    # The latest trial of each variant that need not be measured again, oldest first.
+    # The latest reusable trial of each variant, oldest first.
     reusable: list[TrialRecord]
-    # The number of all other trials that were measured in another environment, by the first reason.
+    # The number of other trials, by the first reason against reusing them.
     outdated: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Everything in a database that lookups use, read at one moment."""
+    """All data in a database that lookups use, read in one transaction."""
 
     # The best configs that may be served.
     configs: list[BestConfig] = field(default_factory=list[BestConfig])
     checks: FullChecks = field(default_factory=FullChecks)
     losses: list[Loss] = field(default_factory=list[Loss])
-    # Unreadable rows and configs that failed a full check, each with the reason.
+    # Unreadable rows, and configs that failed a full check, each with the reason.
     unusable: list[str] = field(default_factory=list[str])
 
 
 class Store:
-    """An open database. Each method is one transaction: it is kept as a whole, or undone and a `StoreError` raised.
+    """An open database. Each method is one transaction; if it fails, it is undone and raises `StoreError`.
 
-    Unreadable rows are set aside with a warning that names them. Several threads may use one store, and several
-    processes may open the same database.
+    Unreadable rows are skipped with a warning that names them. Several threads may use one store, and several processes
+    may open the same database.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
@@ -79,11 +79,11 @@ class Store:
 
     @classmethod
     def open(cls, where: str | PathLike[str], *, create: bool = True, timeout_s: float = 30.0) -> Store:
-        """Open `where`, a path or an SQLAlchemy URL. The file is made and its schema brought up to date if need be.
+        """Open `where` (a path or SQLAlchemy URL); create the file and migrate its schema if needed.
 
-        With `create` false the database is only read, and nothing is made or changed. A transaction waits up to
-        `timeout_s` seconds for another process's. Raises `StoreError` and leaves the file unchanged if it is missing
-        (with `create` false), cannot be opened or written, is locked, belongs to another program or is newer.
+        With `create` false the database is only read and never changed. A transaction waits up to `timeout_s` seconds
+        for another process's transaction. Raises `StoreError` and leaves the file unchanged if it is missing (with
+        `create` false), cannot be opened or written, is locked, belongs to another program or has a newer schema.
         """
         path = sqlite_path(where)
         if path is not None:
@@ -109,7 +109,7 @@ class Store:
         self.close()
 
     def start_run(self, settings: Mapping[str, object]) -> int:
-        """Store the beginning of a run with `settings`, which JSON must be able to hold, and return its id."""
+        """Store the start of a run with its `settings` (JSON values), and return its id."""
         row = RunRow(started_at=utc_now(), settings=json.dumps(dict(settings)))
         with self._writing() as session:
             session.add(row)
@@ -117,13 +117,13 @@ class Store:
             return row.id
 
     def finish_run(self, run_id: int, notes: Mapping[str, object]) -> None:
-        """Add `notes`, which JSON must be able to hold, to the settings of a run."""
+        """Add `notes` (JSON values) to the settings of a run."""
         with self._writing() as session:
             row = session.get_one(RunRow, run_id)
             row.settings = json.dumps({**json.loads(row.settings), **notes})
 
     def run_settings(self) -> dict[int, dict[str, Any]]:
-        """The settings of every run by its id, with the notes that were added to them."""
+        """The settings of every run by its id, with its notes."""
         with self._reading() as connection:
             rows = connection.execute(select(RunRow.id, RunRow.settings).order_by(RunRow.id))
             return {run_id: json.loads(settings) for run_id, settings in rows}
@@ -134,10 +134,10 @@ class Store:
             session.add(TrialRow.of(record))
 
     def known_trials(self, setting: Setting, environment_of: EnvironmentOf) -> KnownTrials:
-        """The trials of `setting`, whose GPU is known by name and number of SMs.
+        """The trials of `setting`, on GPUs with the same name and number of SMs.
 
-        A trial is reusable in the present environment of its template. A timed variant that failed the full check there
-        is `Wrong`.
+        A trial is reusable if its environment equals the present one of its template. A timed variant that failed the
+        full check in that environment is `Wrong`.
         """
         @functools.cache
         def _why_outdated(template: str, measured: Environment) -> str | None:
@@ -159,9 +159,9 @@ class Store:
         return KnownTrials(list(latest.values()), outdated)
 
     def trials(self, spec: AttentionSpec, page_size: int, gpu: Gpu, batch: str | None = None) -> list[TrialRecord]:
-        """The trials of a layer, page size and, if given, batch on GPUs of this name and number of SMs, oldest first.
+        """The trials of a layer and page size, oldest first, on GPUs with the same name and number of SMs.
 
-        A timed variant that failed the full check in its environment is `Wrong`.
+        `batch` selects one batch. A timed variant that failed the full check in its environment is `Wrong`.
         """
         return self._trials({"spec": spec_text(spec), "page_size": page_size, "gpu_name": gpu.name,
                              "gpu_num_sms": gpu.num_sms, "batch": batch})
@@ -173,7 +173,7 @@ class Store:
             return Counter({outcome: count for outcome, count in connection.execute(query)})  # noqa: C416 - typed rows
 
     def failure_counts(self) -> Counter[tuple[str, str, str]]:
-        """The number of trials without a time by outcome, stage ("" for an outcome without one) and reason."""
+        """The number of trials that were not timed, by outcome, stage ("" if it has none) and reason."""
         with self._reading() as connection:
             kind = (TrialRow.outcome, func.coalesce(TrialRow.stage, ""), func.coalesce(TrialRow.reason, ""))
             query = select(*kind, func.count()).where(TrialRow.outcome != "timed").group_by(*kind)
@@ -181,7 +181,7 @@ class Store:
             return Counter({(outcome, stage, reason): count for outcome, stage, reason, count in rows})
 
     def put_best(self, *configs: BestConfig) -> None:
-        """Store these configs, each in place of the one for its layer, batch, page size, GPU and regime."""
+        """Store configs; each replaces the stored one of its layer, batch, page size, GPU and regime."""
         with self._writing() as session:
             for config in configs:
                 row = BestRow.of(config)
@@ -194,7 +194,7 @@ class Store:
     def best_configs(self, *, spec: AttentionSpec | None = None, bucket: BatchBucket | None = None,
                      page_size: int | None = None, gpu_name: str | None = None,
                      regime: Regime | None = None) -> list[BestConfig]:
-        """The best configs with these properties, None meaning any, in a fixed order, as `checked` returns them."""
+        """The best configs with these properties (None: any) in a fixed order, filtered as by `checked`."""
         wanted = {"spec": spec and spec_text(spec), "bucket": bucket and bucket.key(), "page_size": page_size,
                   "gpu_name": gpu_name, "regime": regime and str(regime)}
         unusable: list[str] = []
@@ -205,7 +205,7 @@ class Store:
         return configs
 
     def put_full_check(self, *checks: FullCheck) -> None:
-        """Store these full checks, each in place of the one of its variant, layer, GPU and environment."""
+        """Store full checks; each replaces the stored one of its variant, layer, GPU and environment."""
         with self._writing() as session:
             for check in checks:
                 row = FullCheckRow.of(check)
@@ -215,7 +215,7 @@ class Store:
 
     def full_checks(self, *, spec: AttentionSpec | None = None, variant: Variant | None = None,
                     gpu_name: str | None = None) -> list[FullCheck]:
-        """The full checks with these properties, None meaning any, the earliest first."""
+        """The full checks with these properties (None: any), earliest first."""
         wanted = {"spec": spec and spec_text(spec), "variant": variant and variant.key(), "gpu_name": gpu_name}
         unusable: list[str] = []
         with self._reading() as connection:
@@ -224,7 +224,7 @@ class Store:
         return checks
 
     def checked(self, configs: Iterable[BestConfig]) -> list[BestConfig]:
-        """`configs` as the stored full checks judge them: failed ones are left out with a warning, passed ones final.
+        """`configs` without those that failed a full check, which are named in a warning; passed ones are final.
 
         `FullChecks` states the rule.
         """
@@ -235,7 +235,7 @@ class Store:
         return found
 
     def contents(self) -> Contents:
-        """All that lookups need of the database, read at one moment; warns of nothing."""
+        """All data that lookups need, read in one transaction, without warnings."""
         unusable: list[str] = []
         with self._reading() as connection:
             configs = self._records(connection, BestRow, config_of, unusable)
@@ -252,13 +252,13 @@ class Store:
         return losses
 
     def put_losses(self, gpu_name: str, losses: Iterable[Loss]) -> None:
-        """Store these losses in place of all others of the GPU."""
+        """Replace all losses of the GPU by these."""
         with self._writing() as session:
             session.execute(delete(LossRow).filter_by(gpu_name=gpu_name))
             session.add_all(LossRow.of(loss) for loss in losses)
 
     def times(self, config: BestConfig) -> dict[Variant, float]:
-        """The median times in milliseconds of all variants that were timed in the setting of `config`."""
+        """The median milliseconds of all variants timed in the setting of `config`."""
         regime = config.timing.regime
         setting = Setting(config.shape.spec, Batch.parse(config.batch), config.variant.page_size, config.gpu, regime)
         unusable: list[str] = []
@@ -270,7 +270,7 @@ class Store:
                 if isinstance(timed, Timed) and timed.timing.regime == regime}
 
     def _trials(self, wanted: Mapping[str, object]) -> list[TrialRecord]:
-        """The trials with these columns, which name layer and GPU, oldest first; failed full checks make them wrong."""
+        """The trials with these column values (layer and GPU among them), oldest first, after full checks."""
         unusable: list[str] = []
         of_layer = {name: wanted[name] for name in ("spec", "gpu_name")}
         with self._reading() as connection:
@@ -285,10 +285,9 @@ class Store:
 
     def _records(self, connection: Connection, model: type[Base], record_of: Callable[[Any], R], unusable: list[str],
                  wanted: Mapping[str, object] | None = None, order: Iterable[str] = ("id",)) -> list[R]:
-        """The records of a table with these values in its columns, None meaning any.
+        """The records of a table with these column values (None: any).
 
-        Unreadable rows are added to `unusable`. Plain rows of the table are read in a fraction of the time that the ORM
-        would take to make objects of them.
+        Unreadable rows are added to `unusable`. Plain rows are read, because ORM objects take several times as long.
         """
         table = model.__table__
         known = {name: value for name, value in (wanted or {}).items() if value is not None}
@@ -331,7 +330,7 @@ def _wanted_trials(setting: Setting) -> dict[str, object]:
 
 
 def _require_place(path: Path, create: bool) -> None:
-    """Make the folder of `path` or, unless `create`, raise `StoreError` if the file is missing."""
+    """Create the folder of `path`. With `create` false, raise `StoreError` if the file is missing instead."""
     if not create:
         if not path.is_file():
             raise StoreError(f"there is no database {str(path)!r}; `attention-tuner tune` with this path makes one")
@@ -344,10 +343,10 @@ def _require_place(path: Path, create: bool) -> None:
 
 
 def _use_write_ahead_log(engine: Engine) -> None:
-    """Let readers go on while one process writes. The file remembers the mode."""
+    """Switch the file to WAL mode, in which readers do not wait for a writer. The file keeps the mode."""
     connection = engine.raw_connection()
     try:
-        # SQLite refuses while another process has the file open in the old mode; the next opening tries again.
+        # SQLite refuses while another process has the file open in the old mode. The next `open` tries again.
         with contextlib.suppress(sqlite3.OperationalError):
             connection.cursor().execute("PRAGMA journal_mode = WAL").fetchall()
     finally:

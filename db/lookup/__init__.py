@@ -1,1 +1,1 @@
-"""The run-time lookup, and the exports that it reads beside the database."""
+"""The run-time lookup, and the exported files that it reads in addition to the database."""

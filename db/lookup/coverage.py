@@ -1,4 +1,4 @@
-"""Lookups counted by source, and the shapes that nothing was tuned for, as a file that `tune --from-misses` reads."""
+"""Counts of lookups by source, and the file of untuned shapes that `tune --from-misses` reads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MISSES_VERSION = 1
 _EXPECTED = f"expected a file of misses of version {MISSES_VERSION}, as `write_misses` writes it"
 
 Question = tuple[AttentionSpec, BatchBucket, int, Gpu]
-"""A question to a table: a layer, a bucket of batches, a page size and a GPU."""
+"""The question of a lookup: a layer, a bucket of batches, a page size and a GPU."""
 
 
 def require_question(spec: object, asked: object, page_size: object, gpu: object) -> None:
-    """Raise `InputError` for arguments of another type than a lookup takes, such as a batch or a GPU as text."""
+    """Raise `InputError` for an argument of the wrong type, such as a batch or a GPU given as text."""
     wanted = (
         ("layer", spec, AttentionSpec, "an AttentionSpec"),
         ("batch", asked, (Batch, BatchBucket), "a Batch or a BatchBucket"),
@@ -39,28 +39,28 @@ def require_question(spec: object, asked: object, page_size: object, gpu: object
 
 
 class CachedAnswer:
-    """The remembered answer to a question, with counts.
+    """The cached answer to a question, with counts.
 
-    `exact` holds the answers for batches of the bucket that were tuned themselves, `refusal` the message of the
-    `NotTunedError` that a strict chain raises instead of answering.
+    `exact` holds the answers for the tuned batches of the bucket. `refusal` is the message of the `NotTunedError` that
+    a strict chain raises instead of an answer; None if it answers.
     """
 
     __slots__ = ("answer", "count", "exact", "exact_count", "refusal")
 
     def __init__(self, answer: Answer, exact: Mapping[Batch | BatchBucket, Answer], refusal: str | None) -> None:
         self.answer, self.exact, self.refusal = answer, exact, refusal
-        # Counted without a lock, so a few lookups that several threads make at once may be missed.
+        # Counted without a lock, so concurrent lookups of several threads may be missed.
         self.count = self.exact_count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A question that nothing was tuned for."""
+    """A question without a tuned config."""
 
     question: Question
     # The source that answered it.
     source: Source
-    # Number of times it was asked.
+    # Number of lookups.
     count: int
 
 
@@ -68,13 +68,13 @@ class Miss:
 class Coverage:
     """Counts of lookups by source, and the misses.
 
-    A miss is a question that a neighbour or the heuristic answered and whose bucket has no tuned config. A question
-    that a strict chain refused counts under the source that would have answered it.
+    A miss is a question whose bucket has no tuned config, so that a neighbour or the heuristic answered. A question
+    that a strict chain refused counts under the source that would have answered.
     """
 
-    # Buckets that a table remembers before it starts anew.
+    # The most questions that a table caches before it clears the cache.
     QUESTIONS: ClassVar[int] = 65536
-    # Misses that are kept at most.
+    # The most misses kept.
     MISSES: ClassVar[int] = 1000
 
     counts: Mapping[Source, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
@@ -89,7 +89,7 @@ class Coverage:
             source = known.answer.source
             counts["exact"] += known.exact_count
             counts[source] += known.count
-            # A bucket whose config answers for its own batch only is no miss: tuning it again would find the same.
+            # Not a miss if the bucket's config answers for its own batch only: tuning again would give the same config.
             if source in ("neighbour", "heuristic") and known.count and not known.exact:
                 before = missed[question].count if question in missed else 0
                 missed[question] = Miss(question, source, before + known.count)
@@ -104,18 +104,18 @@ class MissedShape:
     gpu_name: str
     spec: AttentionSpec
     page_size: int
-    # A batch of the bucket that was asked for.
+    # A batch of the asked bucket.
     batch: Batch
     source: Source
-    # Number of times that its bucket was asked for.
+    # Number of lookups of the bucket.
     count: int
 
 
 def write_misses(coverage: Coverage, path: str | os.PathLike[str]) -> int:
     """Write the misses of `coverage` to `path`, the most frequent first, and return their number.
 
-    Each miss gets a batch that stands for its bucket. Raises `StoreError` and leaves the file unchanged if it cannot be
-    written.
+    Each miss gets a sample batch of its bucket. If the file cannot be written, it stays unchanged and `StoreError` is
+    raised.
     """
     misses = [
         {"gpu": gpu.name, "spec": spec.key(), "page_size": page_size, "batch": str(bucket.sample()),
@@ -131,7 +131,7 @@ def write_misses(coverage: Coverage, path: str | os.PathLike[str]) -> int:
 def read_misses(path: str | os.PathLike[str]) -> list[MissedShape]:
     """The misses in a file that `write_misses` wrote.
 
-    Raises `StoreError` for any other file, naming the first unusable value.
+    Raises `StoreError` for any other file; the message names the first unusable value.
     """
     document = read_document(path, _EXPECTED)
     try:

@@ -1,4 +1,4 @@
-"""Records as plain JSON objects, and read back from them exactly. `export_schema.json` describes the objects."""
+"""Lossless conversion between records and JSON objects, which `export_schema.json` describes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..losses import Loss
 from .fields import Field
 
 Document = dict[str, Any]
-"""An object that `json.dumps` writes as it is."""
+"""An object that `json.dumps` can write."""
 
 # Accepted times in milliseconds: a picosecond to eleven days. The ratio of two such times is a finite number.
 _TIMES_MS = (1e-9, 1e9)
@@ -46,7 +46,7 @@ _SPEC: dict[str, Callable[[Field], object]] = {
 
 
 def config_to_json(config: BestConfig) -> Document:
-    """`config` without its GPU and environment, which an export states once for many configs."""
+    """`config` as JSON, without GPU and environment, which an export states once for many configs."""
     variant = config.variant
     return {
         "spec": asdict(config.shape.spec),
@@ -64,7 +64,7 @@ def config_to_json(config: BestConfig) -> Document:
 
 
 def timing_to_json(timing: Timing) -> Document:
-    """`timing` with its median, in milliseconds."""
+    """`timing` as JSON, with its median in milliseconds."""
     return {
         "median_ms": timing.median_ms,
         "samples_ms": timing.samples_ms,
@@ -74,11 +74,11 @@ def timing_to_json(timing: Timing) -> Document:
 
 
 def config_from_json(entry: Field, gpu: Gpu, environment: Environment) -> BestConfig:
-    """The config that `config_to_json` wrote. Like the other readers here, raises `StoreError`."""
+    """The config that `config_to_json` wrote. Raises `StoreError`, as all readers here do."""
     parts = entry.members(CONFIG)
     bucket = {name: size.whole() for name, size in parts["bucket"].members(_BUCKET).items()}
     verdicts = {verdict.value: verdict for verdict in Verdict}
-    # The speedup follows from the times and is written for people; it must only be a number.
+    # The speedup is written for people and follows from the times, so only its type is checked.
     parts["speedup"].number()
     config: Document = {
         "gpu": gpu,
@@ -118,7 +118,7 @@ def loss_from_json(entry: Field) -> Loss:
     parts = entry.members(field.name for field in fields(Loss))
     name, source = parts["gpu_name"].text(), parts["source"].text()
     upto, shapes, loss = parts["upto"].number(), parts["shapes"].whole(), parts["loss"].number(least=-1)
-    # The record refuses a text that is no source.
+    # The record raises for a text that is no source.
     return entry.made(lambda: Loss(name, cast(Source, source), upto, shapes, loss))
 
 
@@ -137,13 +137,12 @@ def _variant_from_json(entry: Field, page_size: int) -> Variant:
               for name, value in parts["values"].mapping().items()}
     variant = entry.made(lambda: Variant.of(template, page_size, values))
     if parts["key"].made(lambda: Variant.parse(key)) != variant:
-        raise StoreError(f"{entry.place!r} cannot be used: the values and page size beside the key {key!r} are not "
-                         "those of the key")
+        raise StoreError(f"{entry.place!r} cannot be used: its values or page size differ from its key {key!r}")
     return variant
 
 
 def _timing_from_json(entry: Field) -> Timing:
-    """The timing from its samples; the median is written for people and must only be a number."""
+    """The timing from its samples. The median is written for people, so only its type is checked."""
     parts = entry.members(("median_ms", "samples_ms", "plan_ms", "regime"))
     parts["median_ms"].number()
     samples = tuple(parts["samples_ms"].numbers(*_TIMES_MS))

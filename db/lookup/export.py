@@ -1,4 +1,4 @@
-"""Exports: best configs as one JSON file, which `export_schema.json` describes, or as a folder of JSON files."""
+"""Exports of best configs: one JSON file (described by `export_schema.json`) or a folder of JSON files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .fields import Field, read_document, replace_file
 from .folder import read_folder, write_folder
 
 SCHEMA_VERSION = 1
-"""The version of the format that is written and read."""
+"""The version of the JSON format."""
 
 FORMATS = ("json", "folder")
-"""The formats of an export: one JSON file, or a folder of JSON files as vLLM has them."""
+"""The formats of an export: one JSON file, or a folder of JSON files in vLLM's style."""
 
 _EXPECTED = f"expected a file that `attention-tuner export` wrote, of schema version {SCHEMA_VERSION}"
 
@@ -40,7 +40,7 @@ class Exported:
     """The content of an export."""
 
     configs: list[BestConfig]
-    # Measured losses of lookups on the GPUs of the configs; a folder keeps none.
+    # Measured losses of lookups on the GPUs of the configs; a folder has none.
     losses: list[Loss] = field(default_factory=list[Loss])
 
 
@@ -71,8 +71,8 @@ def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | 
                 losses: Iterable[Loss] = ()) -> None:
     """Write `configs` and the `losses` of their GPUs to `target`, a path or an open text file.
 
-    The text does not depend on the order of the configs. Each config is a line, so that a diff of two exports shows the
-    configs that differ. Raises `StoreError` and leaves the file unchanged if it cannot be written.
+    The text does not depend on the order of the configs. Each config is one line, so that a diff of two exports shows
+    the configs that differ. If the file cannot be written, it stays unchanged and `StoreError` is raised.
     """
     groups: dict[tuple[Gpu, Environment], list[str]] = {}
     for config in sorted(configs, key=_order):
@@ -93,7 +93,7 @@ def export_json(configs: Iterable[BestConfig], target: str | os.PathLike[str] | 
 
 
 def _order(config: BestConfig) -> tuple[object, ...]:
-    """A sort key: GPU, environment, question; the last parts only make the order independent of the input's."""
+    """A sort key: GPU, environment, question, then all other parts, so that the order is unique."""
     return (astuple(config.gpu), astuple(config.environment), config.shape.spec.key(), config.variant.page_size,
             config.batch, str(config.timing.regime), config.variant.key(), config.measured_at, repr(config))
 
@@ -110,8 +110,8 @@ def import_json(path: str | os.PathLike[str]) -> list[BestConfig]:
 def read_json(path: str | os.PathLike[str], unusable: list[str] | None = None) -> Exported:
     """The content of a file that `export_json` wrote.
 
-    Raises `StoreError` for any other file, naming the first unusable value and its place. If a list `unusable` is
-    given, configs that cannot be used are left out and added to it, each with the reason.
+    Raises `StoreError` for any other file; the message names the first unusable value and its place. If a list
+    `unusable` is given, unusable configs are added to it with the reason instead.
     """
     with _parts(path) as (entries, losses):
         configs: list[BestConfig] = []
@@ -126,7 +126,7 @@ def read_json(path: str | os.PathLike[str], unusable: list[str] | None = None) -
 
 
 class _Entry(NamedTuple):
-    """An unread config of an export, with the GPU and environment that its group states."""
+    """A config of an export, not yet parsed, with the GPU and environment of its group."""
 
     config: Field
     gpu: Gpu
@@ -135,7 +135,7 @@ class _Entry(NamedTuple):
 
 @contextmanager
 def _parts(path: str | os.PathLike[str]) -> Generator[tuple[Iterable[_Entry], list[Loss]]]:
-    """The configs and losses of an export. Errors raised while they are used are reported with the file's name."""
+    """The configs and losses of an export. A `StoreError` within the context gets the file's name."""
     name = str(path)
     document = read_document(path, _EXPECTED)
     value = document.value

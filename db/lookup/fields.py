@@ -1,4 +1,4 @@
-"""Checked reading of JSON documents that anyone may have written, and files that are written whole or not at all."""
+"""Checked reading of untrusted JSON documents, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One value of a JSON document, checked as it is read.
+    """One value of a JSON document, checked when it is read.
 
-    Every method raises `StoreError` for an unusable value, naming the place, the value and what is accepted.
+    Every method raises `StoreError` for an unusable value; the message names the place, the value and what is expected.
     """
 
     value: object
@@ -36,7 +36,7 @@ class Field:
     place: str
 
     def members(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Field]:
-        """The members of an object that has every `required` name and no names but these and the `optional` ones."""
+        """The members of an object that has all `required` names and no others except `optional` ones."""
         found = self.mapping()
         required = list(required)
         for name in required:
@@ -49,7 +49,7 @@ class Field:
         return found
 
     def mapping(self) -> dict[str, Field]:
-        """The members of an object, whatever their names."""
+        """The members of an object with any names."""
         value = self.value
         if not isinstance(value, dict):
             self.refuse("an object")
@@ -85,7 +85,7 @@ class Field:
     def number(self, least: float = 0, most: float = MOST) -> float:
         """A number from `least` to `most`; NaN and true are refused."""
         value = self.value
-        # A whole number may be too large for any float, so it is compared first and converted afterwards.
+        # Compared before the conversion, because a whole number may be too large for a float.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
             self.refuse(f"a number from {least:g} to {most:g}")
         return float(value)
@@ -93,7 +93,7 @@ class Field:
     def numbers(self, least: float = 0, most: float = MOST) -> list[float]:
         """The items of a list of numbers, each read like `number`."""
         values = self.value
-        # Most of an export is samples; making a `Field` for each would take most of the import's time.
+        # Fast path: an export is mostly samples, and a `Field` for each would take most of the import's time.
         if isinstance(values, list):
             floats = cast(list[float], values)
             if all(type(value) is float and least <= value <= most for value in floats):
@@ -101,7 +101,7 @@ class Field:
         return [item.number(least, most) for item in self.items()]
 
     def optional(self, read: Callable[[Field], T]) -> T | None:
-        """The value as `read` reads it, None for null."""
+        """The value as `read` returns it; None for null."""
         return None if self.value is None else read(self)
 
     def moment(self) -> str:
@@ -126,12 +126,12 @@ class Field:
         return f"{self.place}.{name}" if self.place else name
 
     def refuse(self, expected: str) -> NoReturn:
-        """Raise `StoreError`: the value is not what was `expected`."""
+        """Raise the `StoreError` for a value that is not the `expected` one."""
         raise StoreError(f"{self.place!r} is {reprlib.repr(self.value)}; expected {expected}")
 
 
 def read_document(path: str | os.PathLike[str], expected: str) -> Field:
-    """The JSON document in the file `path`. Raises `StoreError`, which ends with the text `expected`."""
+    """The JSON document in the file `path`. Raises `StoreError`; its message ends with `expected`."""
     try:
         document: object = json.loads(read_text(path, expected))
     except (ValueError, RecursionError) as error:
@@ -140,7 +140,7 @@ def read_document(path: str | os.PathLike[str], expected: str) -> Field:
 
 
 def read_text(path: str | os.PathLike[str], expected: str = "") -> str:
-    """The text of a UTF-8 file. Raises `StoreError`, which ends with the text `expected`."""
+    """The text of a UTF-8 file. Raises `StoreError`; its message ends with `expected`."""
     ending = f"; {expected}" if expected else ""
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
@@ -153,7 +153,7 @@ def read_text(path: str | os.PathLike[str], expected: str = "") -> str:
 
 
 def replace_file(path: str | os.PathLike[str], text: str) -> None:
-    """Replace the file `path` by `text` as a whole. Raises `StoreError` and leaves the file unchanged if it cannot."""
+    """Write `text` to the file `path` atomically. If this fails, the file is unchanged and `StoreError` is raised."""
     path = Path(path).expanduser().resolve()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -1,12 +1,13 @@
-"""Best configs as a folder in the style of vLLM's tuned files: one file for each GPU, layer and page size.
+"""Export of best configs as a folder in vLLM's style: one file for each GPU, layer and page size.
 
-A file is named after what its configs are for, as in
+A file name states the layer, page size and GPU:
 
     head_size=128,num_q_heads=32,num_kv_heads=8,page_size=16,device_name=NVIDIA_H200,dtype=bfloat16,kv_dtype=auto.json
 
-and holds nested objects whose keys are whole numbers, one level for each size of `BatchBucket` in the order of its
-fields, down to the best config of that bucket: its template, its values and its times. Its member `others` holds the
-other configs of the bucket. Members of the outermost object that are no numbers apply to all configs of the file.
+A file holds nested objects whose keys are whole numbers, one level for each size of `BatchBucket` in the order of its
+fields. The innermost object is the best config of the bucket: template, values and times. Its member `others` holds the
+other configs of the bucket. Members of the outermost object whose names are no numbers apply to all configs of the
+file.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ FOLDER_VERSION = 1
 
 _EXPECTED = f"expected a file that `attention-tuner export --format folder` wrote, of version {FOLDER_VERSION}"
 _LEVELS = [field.name for field in fields(BatchBucket)]
-# Members of a config that the head of the file or the levels state.
+# Members of a config that the file states elsewhere: in its head or its levels.
 _ELSEWHERE = ("spec", "bucket", "page_size")
 
 Question = tuple[str, AttentionSpec, int]
 
 
 def file_name(spec: AttentionSpec, page_size: int, gpu: Gpu) -> str:
-    """The name of the file of a layer, page size and GPU; it leaves out features that the layer lacks."""
+    """The file name of a layer, page size and GPU. Features that the layer lacks are left out."""
     parts: dict[str, object] = {
         "head_size": spec.head_dim, "num_q_heads": spec.num_q_heads, "num_kv_heads": spec.num_kv_heads,
         "page_size": page_size, "device_name": gpu.slug, "dtype": spec.dtype, "kv_dtype": spec.kv_dtype,
@@ -53,7 +54,7 @@ def file_name(spec: AttentionSpec, page_size: int, gpu: Gpu) -> str:
 
 
 def write_folder(configs: Iterable[BestConfig], path: str | os.PathLike[str]) -> list[Path]:
-    """Write `configs` into the folder `path`, which is made if need be, and return the files written.
+    """Write `configs` into the folder `path`, created if missing, and return the files written.
 
     Other files there stay. The texts do not depend on the order of the configs. Raises `StoreError` if a file cannot be
     written.
@@ -98,8 +99,8 @@ def _document(configs: list[BestConfig]) -> dict[str, Any]:
 def read_folder(path: str | os.PathLike[str]) -> list[BestConfig]:
     """The configs in the files of the folder `path`.
 
-    Raises `StoreError` for an empty folder, for a file that `write_folder` has not written, naming the first unusable
-    value, and for a file whose name does not fit its content.
+    Raises `StoreError` for an empty folder, for a file that `write_folder` did not write (the message names the first
+    unusable value), and for a file whose name does not match its content.
     """
     folder = Path(path).expanduser()
     files = sorted(folder.glob("*.json"))
@@ -117,15 +118,15 @@ def _read_file(path: Path) -> list[BestConfig]:
     for config in configs:
         name = file_name(config.shape.spec, config.variant.page_size, config.gpu)
         if name != path.name:
-            raise StoreError(f"{str(path)!r} holds a config that belongs into {name!r}; expected one of another GPU, "
-                             "layer or page size to be in a file of its own")
+            raise StoreError(f"{str(path)!r} holds a config that belongs into {name!r}; expected one GPU, layer and "
+                             "page size in a file")
     return configs
 
 
 def _configs(document: Field) -> Iterator[BestConfig]:
     parts = document.mapping()
     if "version" not in parts or parts["version"].value != FOLDER_VERSION:
-        raise StoreError("it has no version, or another")
+        raise StoreError(f"its version is missing or not {FOLDER_VERSION}")
     numbers = {name: part for name, part in parts.items() if name.isdecimal()}
     document.members(("version", "spec", "page_size", "levels", "measured_with"), numbers)
     if parts["levels"].value != _LEVELS:
@@ -150,7 +151,7 @@ def _place(entry: Field) -> tuple[Gpu, Environment]:
 
 
 def _leaves(level: dict[str, Field], sizes: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Field]]:
-    """The objects below all levels of whole numbers, each with the numbers that lead to it."""
+    """The innermost objects, each with the whole numbers that lead to it."""
     for key, entry in level.items():
         if not re.fullmatch("[0-9]{1,19}", key):
             raise StoreError(f"{entry.place!r} is no whole number; expected one as the key of a level")

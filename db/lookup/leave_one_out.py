@@ -1,4 +1,4 @@
-"""Measured losses of lookups: each tuned shape is left out in turn and answered by the others."""
+"""Leave-one-out losses of lookups: each tuned shape is left out in turn, and the others answer."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from ..losses import Loss, band
 from ..store import Store
 from .table import ConfigTable
 
-# Each shape that is left out needs a table of all the others, which takes some milliseconds.
+# Each left-out shape needs a new table of all others, which takes milliseconds.
 _MOST_SHAPES = 256
 
 TimesOf = Callable[[BestConfig], Mapping[Variant, float]]
-"""The median times in milliseconds of the variants that were timed in the setting of a config."""
+"""Gives the median milliseconds of the variants timed in the setting of a config."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """The answer of the other configs for the batch of `config`, and the times there in milliseconds."""
+    """The answer of the other configs for the batch of `config`, and the times on that batch."""
 
     config: BestConfig
     answer: Answer
-    # The time of the answered variant, None if it was never timed there.
+    # The time of the answered variant on that batch; None if it was never timed there.
     served_ms: float | None
     # The time of the best variant.
     best_ms: float
 
     @property
     def loss(self) -> float | None:
-        """The loss of `answer` there, None if it is unknown."""
+        """The loss of `answer`; None if it was never timed."""
         return None if self.served_ms is None else self.served_ms / self.best_ms - 1
 
 
 def leave_one_out(configs: Sequence[BestConfig], times_of: TimesOf, chain: Chain | None = None) -> list[LeftOut]:
-    """Each config with known times, left out together with all others of its batch, and the answer without them."""
+    """Leave out each config that has times, with all others of its batch, and look up its batch without them."""
     slots: dict[object, list[BestConfig]] = defaultdict(list)
     for config in configs:
         slots[config.shape.spec, config.variant.page_size, config.gpu.name, config.gpu.num_sms].append(config)
@@ -57,7 +57,7 @@ def leave_one_out(configs: Sequence[BestConfig], times_of: TimesOf, chain: Chain
 
 
 def pooled(left_out: Iterable[LeftOut]) -> list[Loss]:
-    """The medians of the known losses by GPU model, source and distance."""
+    """The medians of the known losses, by GPU model, source and distance band."""
     groups: dict[tuple[str, Source, float], list[float]] = defaultdict(list)
     for each in left_out:
         answer = each.answer
@@ -67,7 +67,7 @@ def pooled(left_out: Iterable[LeftOut]) -> list[Loss]:
 
 
 def measure_losses(store: Store, gpu_name: str) -> list[Loss]:
-    """Leave out in turn each shape that was tuned on a GPU model, the latest ones of many, and store the losses."""
+    """Measure and store the leave-one-out losses of the latest shapes tuned on a GPU model."""
     configs = sorted(store.best_configs(gpu_name=gpu_name), key=lambda config: config.measured_at)
     losses = pooled(leave_one_out(configs[-_MOST_SHAPES:], store.times))
     store.put_losses(gpu_name, losses)

@@ -1,4 +1,4 @@
-"""The question an engine asks, answered from the user's database and the configs that ship."""
+"""Entry points of the lookup, which reads the user's database and the shipped configs."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ from .export import read_configs, read_json
 from .table import ConfigTable, Place
 
 SHIPPED = Path(__file__).parents[1] / "configs"
-"""The folder of the exports that ship: one file for each GPU model, named by its `Gpu.slug`."""
+"""The folder of shipped configs: one exported file per GPU model, named by its `Gpu.slug`."""
 
 _PATH = (str, os.PathLike)
 
 
 def lookup(spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
-    """The variant to run for a batch, or a bucket of batches, of layer `spec` on `gpu`, and its source.
+    """The variant to run for a batch or bucket of layer `spec` on `gpu`, and its source.
 
-    The database `default_path()` and the configs that ship for `gpu` are read on the first call about `gpu`;
-    `ConfigTable.lookup` states which config answers. A missing database is no error and is not made. An unreadable
-    database or shipped file is set aside with a warning.
+    The first call for a `gpu` reads the database `default_path()` and the configs shipped for `gpu`.
+    `ConfigTable.lookup` states which config answers. A missing database is no error and is not created. An unreadable
+    database or shipped file is skipped with a warning.
     """
     return default_table(gpu).lookup(spec, asked, page_size, gpu)
 
 
 def default_table(gpu: Gpu) -> ConfigTable:
-    """The table that `lookup` asks about `gpu`: for its id and coverage, or to ask it directly."""
+    """The table that `lookup` uses for `gpu`."""
     _require_gpu(gpu)
     return _table(os.environ.get(PATH_VARIABLE), gpu)
 
 
 def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Sequence[str | os.PathLike[str]] = (),
                chain: Chain | None = None, warned: set[str] | None = None) -> ConfigTable:
-    """A fresh snapshot of the database `where` (default: `default_path()`), of `files` and of what ships.
+    """A fresh snapshot of the database `where` (default: `default_path()`), `files` and the shipped configs.
 
-    Of configs that are equally good the earlier place's answers: the database, `files` in their order, then what ships
-    for `gpu` and for the GPUs that the chain lets lend, or for any GPU if `gpu` is None. `files` are exports in either
-    format, or other databases. A missing database is no error. Raises `StoreError` if `where` is given, exists and is
-    unreadable; an unreadable default database or file is set aside with a warning. Loads that share `warned` repeat no
-    warning. Raises `InputError` for a `gpu` or `files` of another type.
+    Of equally good configs, the one of the earlier place answers: the database, then `files` in order, then the shipped
+    configs. Shipped configs are those for `gpu` and for the GPUs in the chain's `like`; for all GPUs if `gpu` is None.
+    `files` are exports in either format or other databases. A missing database is no error; an unreadable default
+    database or file is skipped with a warning. Loads that share `warned` repeat no warning.
+
+    Raises `StoreError` if `where` is given and unreadable, and `InputError` for a `gpu` or `files` of the wrong type.
     """
     warned = set() if warned is None else warned
     if gpu is not None:
@@ -84,9 +85,9 @@ def load_table(where: str | None = None, gpu: Gpu | None = None, *, files: Seque
 
 
 def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
-    """The configs that ship with the package, for the model of `gpu` or for all.
+    """The configs shipped with the package, for the model of `gpu` or for all.
 
-    An unreadable file is set aside with a warning. Configs of another GPU than a file's name says are left out.
+    An unreadable file is skipped with a warning. A config whose GPU does not match the file's name is left out.
     """
     configs: list[BestConfig] = []
     for path in _shipped(gpu):
@@ -96,7 +97,7 @@ def shipped_configs(gpu: Gpu | None = None) -> list[BestConfig]:
 
 
 def listed(files: object) -> tuple[str | os.PathLike[str], ...]:
-    """`files` as paths. Raises `InputError` for anything but a list of paths, such as a single path."""
+    """`files` as a tuple of paths. Raises `InputError` for anything else, such as a single path."""
     is_many = isinstance(files, Iterable) and not isinstance(files, _PATH)
     paths: list[object] = [*cast("Iterable[object]", files)] if is_many else [None]
     if not all(isinstance(path, _PATH) for path in paths):
@@ -105,12 +106,12 @@ def listed(files: object) -> tuple[str | os.PathLike[str], ...]:
 
 
 def _database(where: str | None) -> Contents:
-    """The contents of the user's database, empty if it is missing."""
+    """The contents of the user's database; empty if it is missing."""
     try:
         path = sqlite_path(where or default_path())
         return Contents() if path is not None and not path.exists() else _contents(where or default_path())
     except (StoreError, OSError) as error:
-        # An engine must not end because of a file that its user may never have heard of.
+        # An engine must not end because of a database that its user did not ask for.
         if where:
             raise
         warnings.warn(f"the user's database is set aside: {error}", stacklevel=3)
@@ -145,13 +146,13 @@ def _require_gpu(gpu: object) -> None:
 
 
 def _shipped(gpu: Gpu | None, like: Sequence[str] = ()) -> list[Path]:
-    """The files that ship for the models of `gpu` and of the GPUs named in `like`, or for all."""
+    """The shipped files for the models of `gpu` and of the GPUs in `like`; all if `gpu` is None."""
     slugs = {gpu.slug, *(replace(gpu, name=name).slug for name in like)} if gpu is not None else None
     return [path for path in sorted(SHIPPED.glob("*.json")) if slugs is None or path.stem in slugs]
 
 
 def _is_of(path: Path, gpu: Gpu) -> bool:
-    """True if a shipped file is named by the model of `gpu`."""
+    """True if the name of a shipped file is that of the model of `gpu`."""
     return gpu.slug == path.stem
 
 
@@ -173,7 +174,7 @@ def _warn_once(message: str, warned: set[str], stacklevel: int) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _table(_variable: str | None, gpu: Gpu) -> ConfigTable:
-    """The table for `gpu`, kept for each value of the variable that names the database."""
+    """The table for `gpu`, cached for each value of the variable with the database's path."""
     return load_table(gpu=gpu)
 
 

@@ -1,4 +1,4 @@
-"""The better of two best configs, and one for each question out of several sources."""
+"""Merging of configs from several sources: the better one for each question is kept."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ...kernel_templates.sources import kernel_hash
 from ..losses import Loss
 from ..store import Store
 
-# Parts of a regime, the nearest to serving first.
+# Parts of a regime; those nearest to serving come first.
 _REGIMES = ("graph", "eager", "interpreter", "cold", "warm", "burst", "sustained")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The config that was dropped of two for one question."""
+    """The choice between two configs for one question, or a config that cannot run."""
 
     # None if the dropped config cannot run any more.
     kept: BestConfig | None
     dropped: BestConfig
-    # Why it was dropped.
+    # Reason that it was dropped.
     reason: str
 
 
@@ -38,11 +38,10 @@ class Merge:
 
 
 def merge_configs(*sources: Iterable[BestConfig]) -> Merge:
-    """The best of `sources` for each layer, batch, page size, GPU and regime, and the configs that were dropped.
+    """The best of `sources` for each layer, batch, page size, GPU and regime, and the dropped configs.
 
-    A config of the present kernel source is better than one of another, then one that passed the full check, then the
-    one with the lower median, then the one of the earlier source. Configs that cannot run any more are dropped. Raises
-    `TunerError` if the source of an installed template cannot be found.
+    The order: measured with the present kernel source, passed the full check, lower median, earlier source. Configs
+    that cannot run any more are dropped. Raises `TunerError` if the source of an installed template cannot be found.
     """
     best: dict[tuple[object, ...], BestConfig] = {}
     choices: list[Choice] = []
@@ -67,10 +66,10 @@ def merged(*sources: Iterable[BestConfig]) -> list[BestConfig]:
 
 def import_configs(store: Store, configs: Iterable[BestConfig], losses: Iterable[Loss] = (), *,
                    keep_better: bool = False) -> Merge:
-    """Store `configs`, and the `losses` of GPUs that `store` has none of.
+    """Store `configs`, and the `losses` of GPUs for which `store` has none.
 
-    A config replaces the stored one of its question, with `keep_better` only a worse one. The result holds the configs
-    that were stored and those that were dropped.
+    A config replaces the stored one of its question; with `keep_better`, only if it is better. Returns the stored and
+    the dropped configs.
     """
     merge = Merge(list(configs), [])
     if keep_better:
@@ -88,7 +87,7 @@ def import_configs(store: Store, configs: Iterable[BestConfig], losses: Iterable
 
 
 def _question(config: BestConfig) -> tuple[object, ...]:
-    # The key of the table of best configs; drivers and versions of Triton are not part of it.
+    # The key of the table of best configs. Driver and Triton version are not part of it.
     return (config.shape.spec, config.batch, config.variant.page_size, config.gpu.name, config.gpu.num_sms,
             config.timing.regime)
 
@@ -99,7 +98,7 @@ def _rank(config: BestConfig) -> tuple[bool, bool, float]:
 
 
 def _reason(kept: BestConfig, dropped: BestConfig) -> str:
-    """The words for the first part of the rank in which the two differ."""
+    """The reason: the first part of the rank in which the two differ."""
     (kept_outdated, kept_quick, kept_ms), (outdated, quick, ms) = _rank(kept), _rank(dropped)
     if kept_outdated != outdated:
         return "it was measured with another kernel source"
@@ -107,13 +106,13 @@ def _reason(kept: BestConfig, dropped: BestConfig) -> str:
         return "it has passed the quick check only"
     if kept_ms != ms:
         return f"it takes {ms:.4g} ms, {ms / kept_ms - 1:.1%} more than the {kept_ms:.4g} ms of the one kept"
-    return "it is no better, and came later"
+    return "it is equally good and came later"
 
 
 def merit(config: BestConfig) -> tuple[object, ...]:
     """A sort key that puts the better of two configs for one bucket first.
 
-    The last two parts only make the order the same on all ranks.
+    The last two parts make the order the same on all ranks.
     """
     regime = config.timing.regime
     return (

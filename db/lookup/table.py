@@ -1,4 +1,4 @@
-"""The lookup: the variant to run for a batch, answered from a snapshot of the best configs."""
+"""The lookup table: finds the variant to run for a batch in a snapshot of the best configs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _log = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """The configs of one source, such as the user's database or a file."""
+    """The configs of one origin, such as the user's database or a file."""
 
     origin: Origin
     configs: Sequence[BestConfig]
 
 
 class Slot(NamedTuple):
-    """Layer, page size and GPU: a config answers only questions of its own slot."""
+    """Layer, page size and GPU. A config answers only questions of its own slot."""
 
     spec: AttentionSpec
     page_size: int
@@ -56,7 +56,7 @@ class _Candidate:
 
     config: BestConfig
     origin: Origin
-    # Position of its place in the stated order.
+    # Index of its place.
     rank: int
     stale: bool
 
@@ -65,11 +65,11 @@ _Tuned = Mapping[BatchBucket, Sequence[_Candidate]]
 
 
 class ConfigTable:
-    """A frozen snapshot of best configs, whose `id` ranks can compare.
+    """A frozen snapshot of best configs, whose `id` the ranks of an engine can compare.
 
-    It is merged from places in a stated order, such as the user's database, files and what ships: of configs that are
-    otherwise equally good, the earlier place's answers. Invalid configs are set aside with one warning for each layer,
-    page size and GPU asked about; a config is named once.
+    It merges places in order: the user's database, files, shipped configs. Of equally good configs, the one of the
+    earlier place answers. Invalid configs are skipped, with one warning per layer, page size and GPU that names each
+    config once.
     """
 
     def __init__(self, places: Iterable[Place], environment_of: EnvironmentOf | None = None,
@@ -85,7 +85,7 @@ class ConfigTable:
                 self._slots[slot].append((rank, config))
         self._present = functools.cache(self._environment)
         self._tuned = functools.cache(self._valid)
-        # An engine asks in every step, so whatever depends on less than the batch is computed once.
+        # Cached, because an engine asks in every step.
         self._cached: dict[Question, CachedAnswer] = {}
         self._coverage = Coverage()
         self._reported: set[tuple[object, ...]] = set()
@@ -93,7 +93,7 @@ class ConfigTable:
     @classmethod
     def of(cls, configs: Iterable[BestConfig], environment_of: EnvironmentOf | None = None,
            shipped: Iterable[BestConfig] = (), chain: Chain | None = None) -> ConfigTable:
-        """The table of the user's `configs` and of `shipped` ones; without `environment_of` no config is stale."""
+        """The table of the user's `configs` and `shipped` ones. Without `environment_of` no config is stale."""
         return cls((Place("database", tuple(configs)), Place("shipped", tuple(shipped))), environment_of, chain)
 
     def __len__(self) -> int:
@@ -106,10 +106,10 @@ class ConfigTable:
 
     @functools.cached_property
     def id(self) -> str:
-        """Sixteen hexadecimal digits over the chain and the configs of each place, in the order of the places.
+        """A hash of the chain and of each place's configs, as 16 hexadecimal digits.
 
-        Tables with the same id give the same variants where the same kernel source, Triton and driver are installed.
-        These are not in the id, nor are the expected losses.
+        Tables with the same id give the same variants if the same kernel source, Triton and driver are installed. The
+        id covers neither these nor the expected losses.
         """
         digest = hashlib.sha256(repr(self.chain).encode())
         for place in self._places:
@@ -118,7 +118,7 @@ class ConfigTable:
         return digest.hexdigest()[:16]
 
     def lookup(self, spec: AttentionSpec, asked: Batch | BatchBucket, page_size: int, gpu: Gpu) -> Answer:
-        """The variant to run for `asked`, always one that is valid here.
+        """The variant to run for `asked`, valid for `spec` on `gpu`.
 
         The config of the nearest bucket answers first. It must be within reach, have all parts of the asked bucket and
         the same skew, and split KV. A config of the asked bucket that never splits KV answers for its own batch. It
@@ -149,17 +149,17 @@ class ConfigTable:
         return known.answer
 
     def coverage(self) -> Coverage:
-        """Counts of lookups by source so far, and the questions that nothing was tuned for."""
+        """Counts of lookups by source so far, and the misses."""
         return self._coverage.plus(self._cached)
 
     def take_over(self, previous: ConfigTable) -> None:
-        """Continue the counts of `previous`, and do not repeat its messages."""
+        """Continue the counts of `previous`, and repeat none of its messages."""
         self._coverage = previous.coverage()
         self._reported = previous._reported
 
     def _ask(self, question: Question) -> CachedAnswer:
         if len(self._cached) >= Coverage.QUESTIONS:
-            # An engine meets far fewer buckets. The counts are kept, and the answers are computed anew.
+            # An engine meets far fewer buckets. Counts are kept; answers are computed again.
             self._coverage, self._cached = self.coverage(), {}
         spec, bucket, page_size, gpu = question
         tuned = self._tuned(spec, page_size, gpu, None)
@@ -179,13 +179,13 @@ class ConfigTable:
                 f"{page_size}: the answer would be of source {answer.source!r}, and accepted are {self.chain}")
 
     def _report(self, question: Question, answer: Answer, *, is_tuned: bool) -> None:
-        """Log a stale answer, and one that was not tuned, once for each layer, page size, GPU and kind."""
+        """Log stale and untuned answers, once for each layer, page size, GPU and kind."""
         spec, bucket, page_size, gpu = question
         slot = Slot.of(spec, page_size, gpu)
         where = f"{gpu.name}, layer {spec.key()}, pages of {page_size}"
         if answer.stale and self._is_new(slot, "stale"):
-            _log.warning("%s: what was tuned was measured with another kernel source, Triton or driver, and is served "
-                         "until it is tuned again", where)
+            _log.warning("%s: the tuned configs were measured with another kernel source, Triton or driver; they "
+                         "answer until the layer is tuned again", where)
         if answer.source not in ("neighbour", "heuristic"):
             return
         if is_tuned:
@@ -196,10 +196,10 @@ class ConfigTable:
             level = logging.WARNING if answer.source == "heuristic" else logging.INFO
             _log.log(level, "%s: nothing is tuned for bucket %s%s, so the %s answers%s; the order is %s; further cases "
                      "are not logged", where, bucket.key(), self._tuned_elsewhere(slot), answer.source,
-                     f" with what was tuned on {answer.lender}" if answer.lender else "", self.chain)
+                     f" with a config tuned on {answer.lender}" if answer.lender else "", self.chain)
 
     def _tuned_elsewhere(self, own: Slot) -> str:
-        """The words for the GPUs that a layer is tuned on, if that of `own` is not among them."""
+        """Text that lists the GPUs that a layer is tuned on, if the GPU of `own` is not among them."""
         slots = {slot for slot in self._slots if (slot.spec, slot.page_size) == (own.spec, own.page_size)}
         if not slots or own in slots:
             return ""
@@ -216,7 +216,7 @@ class ConfigTable:
         return len(self._reported) > known
 
     def _answer(self, question: Question, of_bucket: Sequence[Answer]) -> Answer:
-        """The answer for all batches of a bucket: the best one of the first source of the chain that has any."""
+        """The answer for all batches of a bucket: the best one of the chain's first source that has any."""
         spec, bucket, page_size, gpu = question
         from ...kernel_templates.heuristic import heuristic_variant, may_depend_on_waves
 
@@ -224,7 +224,7 @@ class ConfigTable:
             tuned = self._tuned(spec, page_size, gpu, lender)
             for distance, near in _by_distance(tuned, bucket, self.chain.reach):
                 is_own_bucket = lender is None and not distance
-                # `_answers_of` has left out neighbours that never split KV.
+                # `_answers_of` skips neighbours that never split KV.
                 for answer in of_bucket if is_own_bucket else _answers_of(near, bucket, gpu, distance):
                     if not may_depend_on_waves(answer.variant, spec, bucket, gpu):
                         return self._with_loss(answer, gpu, lender)
@@ -233,13 +233,13 @@ class ConfigTable:
         return self._with_loss(answer, gpu, None)
 
     def _with_loss(self, answer: Answer, gpu: Gpu, lender: str | None) -> Answer:
-        """`answer` with the loss to expect, which is unknown where another GPU lends."""
+        """`answer` with its expected loss, which is unknown for a config of another GPU."""
         if lender is not None:
             return replace(answer, source="neighbour", lender=lender)
         return replace(answer, loss=self._losses.expect(gpu.name, answer.source, answer.distance))
 
     def _valid(self, spec: AttentionSpec, page_size: int, gpu: Gpu, lender: str | None) -> _Tuned:
-        """The configs of `gpu`, or of the GPU that lends, that are valid here, by the bucket they were tuned for."""
+        """The configs of `gpu`, or of the `lender`, that are valid on `gpu`, by tuned bucket."""
         own = Slot.of(spec, page_size, gpu)
         slots = [own] if lender is None else self._lender_slots(own, lender)
         found: dict[BatchBucket, list[_Candidate]] = defaultdict(list)
@@ -248,7 +248,7 @@ class ConfigTable:
             reason = why_invalid(config.variant, spec, gpu)
             if reason is not None:
                 unusable.append(f"{label_of(config)}: {reason}")
-            # Times from the interpreter under a GPU's name, or the reverse, say nothing about either.
+            # Skip times from the interpreter under a GPU's name and the reverse: they are meaningless.
             elif config.gpu.is_interpreter == (config.timing.regime.capture == "interpreter"):
                 is_stale = self._is_stale(config, gpu)
                 if is_stale is not None:
@@ -258,29 +258,29 @@ class ConfigTable:
         return dict(found)
 
     def _lender_slots(self, own: Slot, lender: str) -> list[Slot]:
-        """The slots like `own` of the GPU called `lender`, with any number of SMs."""
+        """The slots of the GPU `lender`, with any number of SMs, that otherwise equal `own`."""
         return [slot for slot in self._slots if slot._replace(gpu_name=own.gpu_name, num_sms=own.num_sms) == own
                 and slot.gpu_name == lender != own.gpu_name]
 
     def _is_stale(self, config: BestConfig, gpu: Gpu) -> bool | None:
-        """True if `config` was measured with other software than is here; None if its template is broken here."""
+        """True if `config` was measured with other software than installed; None if its template is broken."""
         if self._environment_of is None:
             return False
         present = self._present(config.variant.template, gpu)
         if present is None:
             return None
         measured = config.environment
-        # An unknown version of Triton may be any.
+        # An unknown Triton version may be another one.
         return not present.triton or (present.kernel_hash, present.triton, present.driver) != (
             measured.kernel_hash, measured.triton, measured.driver)
 
     def _environment(self, template: str, gpu: Gpu) -> Environment | None:
-        """The environment of `template` here, None if its modules are missing."""
+        """The present environment of `template`; None if its modules are missing."""
         assert self._environment_of is not None
         try:
             return self._environment_of(template, gpu)
         except TunerError as error:
-            # A broken template must not end an engine that can run others.
+            # An engine that can run other templates must not end.
             warnings.warn(f"the configs of template {template!r} are set aside: {error}", stacklevel=2)
             return None
 
@@ -288,8 +288,8 @@ class ConfigTable:
 def _by_distance(tuned: _Tuned, bucket: BatchBucket, reach: float) -> Iterator[tuple[float, Sequence[_Candidate]]]:
     """The candidates for `bucket`, then those at each distance up to `reach`, nearest first.
 
-    Left out are candidates that were tuned without a part that is asked, and those whose short sequences have another
-    skew, since unequal lengths are split otherwise.
+    Candidates that were tuned without a part of `bucket` are left out. So are those whose short sequences have another
+    skew, because unequal lengths need other splits.
     """
     if bucket in tuned:
         yield 0.0, tuned[bucket]
@@ -302,7 +302,7 @@ def _by_distance(tuned: _Tuned, bucket: BatchBucket, reach: float) -> Iterator[t
 
 
 def _is_alike(other: BatchBucket, bucket: BatchBucket) -> bool:
-    """True if `other` has all parts of `bucket`, and short sequences of its skew if it has any."""
+    """True if `other` has all parts of `bucket`, and short sequences of the same skew."""
     has_parts = all(other.has_part(part) for part in _PARTS if bucket.has_part(part))
     return has_parts and (not bucket.has_part("short") or other.short_skew == bucket.short_skew)
 
@@ -316,10 +316,7 @@ def _answers_of(near: Sequence[_Candidate], bucket: BatchBucket, gpu: Gpu, dista
 
 
 def _answer_of(candidate: _Candidate, bucket: BatchBucket, gpu: Gpu, distance: float) -> Answer | None:
-    """The answer of a candidate, None if its variant as it would run for `bucket` is invalid.
-
-    A neighbour that never splits KV gives none either.
-    """
+    """The answer of a candidate; None if its variant is invalid for `bucket`, or never splits KV as a neighbour."""
     config = candidate.config
     variant = template_of(config.variant).settle(config.variant, bucket)
     if why_invalid(variant, config.shape.spec, gpu) or (distance and template_of(variant).never_splits_kv(variant)):
@@ -328,7 +325,7 @@ def _answer_of(candidate: _Candidate, bucket: BatchBucket, gpu: Gpu, distance: f
 
 
 def _exact(answers: Sequence[Answer]) -> dict[Batch | BatchBucket, Answer]:
-    """The first answer for each batch that was tuned itself; a stale one only if all of the bucket are stale."""
+    """The first answer for each tuned batch; a stale one only if all answers of the bucket are stale."""
     found: dict[Batch | BatchBucket, Answer] = {}
     for answer in answers:
         if answer.config is not None and answer.stale == answers[0].stale:

@@ -1,4 +1,4 @@
-"""Entry point of Alembic, which runs it as a loose file: migrate over the store's connection, in its transaction."""
+"""Alembic's entry point: migrate in the transaction of the store's connection. Alembic runs it as a loose file."""
 
 from alembic import context
 

@@ -16,8 +16,8 @@ def test_a_chain_accepts_its_worst_source_and_all_better_ones():
 
 def test_the_text_of_a_chain_lists_its_sources_in_order():
     assert str(Chain()) == "exact, bucket, neighbour, heuristic"
-    assert str(Chain(like=("NVIDIA H200",))) == "exact, bucket, neighbour, what was tuned on NVIDIA H200, heuristic"
-    assert str(Chain("neighbour", ("A", "B"))) == "exact, bucket, neighbour, what was tuned on A, what was tuned on B"
+    assert str(Chain(like=("NVIDIA H200",))) == "exact, bucket, neighbour, configs of NVIDIA H200, heuristic"
+    assert str(Chain("neighbour", ("A", "B"))) == "exact, bucket, neighbour, configs of A, configs of B"
     assert str(Chain("bucket", ("A",))) == "exact, bucket"
 
 

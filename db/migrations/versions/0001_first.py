@@ -8,6 +8,7 @@ down_revision = None
 
 
 def _measured_columns() -> list[sa.Column[object]]:
+    """The columns that trials and best configs share."""
     texts = ("spec", "bucket", "batch", "template", "variant", "regime", "gpu_name", "gpu_capability", "gpu_driver",
              "kernel_hash", "triton", "torch", "driver", "measured_at")
     numbers = ("page_size", "gpu_num_sms", "gpu_shared_memory_bytes", "gpu_l2_bytes")
@@ -19,6 +20,7 @@ def _measured_columns() -> list[sa.Column[object]]:
 
 
 def upgrade() -> None:
+    """Create the tables."""
     op.create_table(
         "runs",
         sa.Column("id", sa.Integer, nullable=False),
@@ -52,5 +54,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Drop the tables."""
     for table in ("best_configs", "trials", "runs"):
         op.drop_table(table)

@@ -8,6 +8,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
+    """Create the table."""
     texts = ("spec", "template", "variant", "gpu_name", "kernel_hash", "triton", "torch", "driver", "result", "cases",
              "checked_at")
     op.create_table(
@@ -23,4 +24,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Drop the table."""
     op.drop_table("full_checks")

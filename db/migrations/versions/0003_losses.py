@@ -8,6 +8,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
+    """Create the table."""
     op.create_table(
         "losses",
         sa.Column("id", sa.Integer, nullable=False),
@@ -21,4 +22,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Drop the table."""
     op.drop_table("losses")

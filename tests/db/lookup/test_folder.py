@@ -84,8 +84,8 @@ def test_a_folder_without_configs_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("change", "reason"), [
-    (lambda d: d.update(version=2), "no version, or another"),
-    (lambda d: d.pop("version"), "no version, or another"),
+    (lambda d: d.update(version=2), "version is missing or not 1"),
+    (lambda d: d.pop("version"), "version is missing or not 1"),
     (lambda d: d.update(colour=1), "'colour' is unknown"),
     (lambda d: d.pop("spec"), "'spec' is missing"),
     (lambda d: d.update(levels=["short_kv"]), "'levels' is"),

@@ -79,7 +79,7 @@ def test_the_reason_for_dropping_a_config_is_given(config: BestConfig):
         (timed(config, 4.5), "it takes 4.5 ms, 50.0% more than the 3 ms of the one kept"),
         (timed(replace(config, full_check=False), 2.0), "it has passed the quick check only"),
         (timed(replace(config, environment=outdated), 1.0), "it was measured with another kernel source"),
-        (replace(best, measured_at="2026-12-29T12:00:00+00:00"), "it is no better, and came later"),
+        (replace(best, measured_at="2026-12-29T12:00:00+00:00"), "it is equally good and came later"),
     ]
     for worse, reason in cases:
         (choice,) = merge_configs([best], [worse]).choices
