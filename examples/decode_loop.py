@@ -1,9 +1,9 @@
 """A small serving loop: continuous batching over a paged KV cache, with attention by HybridAttention.
 
-Requests of different lengths arrive one by one. Each step computes one token of every request that decodes and fills
-its budget with chunks of prompts, so that most batches are hybrid. On a GPU the model has four layers of Llama-3-8B
-with random weights, and steps that only decode replay CUDA graphs; without a GPU the layers are small, and Triton
-interprets the kernels. At the end every token is compared with eager attention over the whole sequence.
+Requests of different lengths arrive one by one. Each step computes one token of every decoding request and fills its
+token budget with chunks of prompts, so most batches are hybrid. On a GPU, the model has four layers of Llama-3-8B with
+random weights, and decode-only steps replay CUDA graphs. Without a GPU, the layers are small and run in Triton's
+interpreter. At the end, every token is compared with eager attention over the whole sequence.
 
     python examples/decode_loop.py
 """
@@ -26,12 +26,14 @@ if not torch.cuda.is_available():
 from attention_tuner import AttentionSpec, HybridAttention
 
 PAGE_SIZE = 16
-# attend(layer, q, k, v): attention of one layer, with q and the new keys and values of each token of the step.
+# attend(layer, q, k, v): attention of one layer; q, k and v are those of the step's tokens.
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Shapes:
+    """Sizes of the model."""
+
     hidden: int
     heads: int
     kv_heads: int
@@ -91,37 +93,39 @@ def _rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Request:
+    """A prompt, and the state of its sequence."""
+
     prompt: list[int]
-    # The step at which the request arrives.
+    # Step of the arrival.
     arrival: int
-    # Tokens computed so far.
+    # Generated tokens.
     tokens: list[int] = field(default_factory=list)
     # Tokens whose keys and values are in the cache.
     in_cache: int = 0
-    # Pages of the cache that hold them.
+    # Pages of the cache with these keys and values.
     pages: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Inputs:
-    """Tensors that a step reads; those of a captured graph keep their addresses."""
+    """Input tensors of a step; those of a captured graph keep their addresses."""
 
     tokens: torch.Tensor
     # Position of each token in its sequence.
     positions: torch.Tensor
-    # Row of the cache that each token's key and value are written to.
+    # Row of the cache for each token's key and value.
     slots: torch.Tensor
     block_table: torch.Tensor
 
     @classmethod
     def empty(cls, num_tokens: int, num_seqs: int, max_pages: int, device: str) -> Inputs:
-        # Unused rows read token 0 and write to page 0, which belongs to no request.
+        """Inputs of zeros. Unused rows read token 0 and write to page 0, which belongs to no request."""
         rows = (torch.zeros(num_tokens, dtype=torch.int64, device=device) for _ in range(3))
         return cls(*rows, torch.zeros(num_seqs, max_pages, dtype=torch.int32, device=device))
 
 
 class Engine:
-    """Runs requests: at most `max_seqs` at once, `budget` tokens in a step, `max_len` tokens in a sequence."""
+    """Runs up to `max_seqs` requests at once, with `budget` tokens per step and `max_len` tokens per sequence."""
 
     def __init__(self, model: Model, max_seqs: int, budget: int, max_len: int) -> None:
         s = model.shapes
@@ -139,7 +143,7 @@ class Engine:
         self.steps = {"hybrid": 0, "decode": 0, "replayed": 0}
 
     def step(self, running: list[Request]) -> None:
-        """Compute one token of each request that decodes, and chunks of the prompts of the others."""
+        """Compute one token of each decoding request, and chunks of the other requests' prompts."""
         batch: list[tuple[Request, int]] = []
         left = self.budget
         for request in sorted(running, key=lambda request: len(request.tokens) == 0):
@@ -170,7 +174,7 @@ class Engine:
                 request.tokens.append(token)
 
     def _fill(self, inputs: Inputs, batch: list[tuple[Request, int]]) -> None:
-        """Write the step's tokens, their positions in the sequences and in the cache, and each sequence's pages."""
+        """Write the step's tokens, their positions, their slots in the cache, and the block table."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -211,7 +215,7 @@ class Engine:
 
 
 def serve(engine: Engine, requests: list[Request], num_new: int) -> None:
-    """Run `requests`, each from the step of its arrival, until all have `num_new` tokens."""
+    """Run `requests`, each from its arrival on, until all have `num_new` tokens."""
     waiting, running, step = sorted(requests, key=lambda request: request.arrival), [], 0
     while waiting or running:
         while waiting and waiting[0].arrival <= step and len(running) < engine.max_seqs:
@@ -234,18 +238,19 @@ def eager(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Te
 
 
 def compare(model: Model, request: Request) -> tuple[int, int]:
-    """Count the tokens that eager attention chooses too, and those that it finds as likely up to rounding."""
+    """Count the tokens equal to those of eager attention, and those as likely up to rounding."""
     known = torch.tensor(request.prompt + request.tokens, device=model.device)
     logits = model.logits(known[:-1], torch.arange(len(known) - 1, device=model.device), eager)
     logits = logits[len(request.prompt) - 1 :].float()
     chosen = logits.gather(1, known[len(request.prompt) :, None])[:, 0]
     best = logits.max(-1).values
-    # Logits differ by the rounding of the dtype in each layer, in proportion to their spread.
+    # Each layer adds rounding errors of the dtype, in proportion to the spread of the logits.
     tolerance = (8 * torch.finfo(getattr(torch, model.shapes.dtype)).eps) * logits.std(-1) * model.shapes.layers
     return int((chosen == best).sum()), int((chosen >= best - tolerance).sum())
 
 
 def main() -> None:
+    """Serve random prompts, and compare the tokens with eager attention."""
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=64 if on_gpu else 4)
@@ -268,9 +273,9 @@ def main() -> None:
     steps = ", ".join(f"{count} {kind}" for kind, count in engine.steps.items())
     print(f"{len(requests)} requests, {sum(map(len, prompts))} prompt tokens and {total} new ones in {seconds:.1f} s; "
           f"steps: {steps}")
-    print(f"{same} of {total} tokens are those of eager attention, {close} are as likely up to rounding")
+    print(f"{same} of {total} tokens equal those of eager attention, {close} are as likely up to rounding")
     if close < total:
-        raise SystemExit("some tokens are not those of eager attention")
+        raise SystemExit("some tokens differ from those of eager attention")
 
 
 if __name__ == "__main__":

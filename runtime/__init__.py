@@ -1,1 +1,1 @@
-"""Interface of an engine: attention with configs from the table, and a replacement for vLLM's function."""
+"""Interface for engines: attention with tuned configs, and a replacement for vLLM's `unified_attention`."""

@@ -1,6 +1,6 @@
-"""PyTorch operator of an attention's launch, which `torch.compile` takes as one opaque call.
+"""PyTorch operator that launches attention, so that `torch.compile` sees one opaque call.
 
-A compiled graph holds numbers and tensors, no Python objects: the operator finds the attention by its handle.
+A compiled graph holds numbers and tensors but no Python objects, so the operator finds the attention by its handle.
 """
 
 # pyright: basic
@@ -28,17 +28,17 @@ class Launchable(Protocol):
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
         out: torch.Tensor, lse: torch.Tensor | None, *features: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        """Launch the plan, writing `out` and `lse`; features in the order of the operator's arguments."""
+        """Launch the plan and write `out` and `lse`; `features` are in the order of the operator's arguments."""
         ...
 
 
 _handles = itertools.count(1)
-# Weak, because the maker of an attention owns it.
+# Weak, because the caller owns the attention.
 _by_handle: weakref.WeakValueDictionary[int, Launchable] = weakref.WeakValueDictionary()
 
 
 def register(attention: Launchable) -> int:
-    """Give `attention` a handle, unique in this process and valid while `attention` is held elsewhere."""
+    """Give `attention` a handle, unique in this process and valid while `attention` is referenced elsewhere."""
     handle = next(_handles)
     _by_handle[handle] = attention
     return handle
@@ -52,7 +52,8 @@ def _launch(
 ) -> None:  # fmt: skip
     attention = _by_handle.get(handle)
     if attention is None:
-        raise SpecError(f"no attention has the handle {handle}: the one that was compiled is not held any more")
+        raise SpecError(f"no attention has the handle {handle}: the compiled HybridAttention was deleted; "
+                        "keep a reference to it")
     features = sinks, alibi_slopes, q_scale, k_scale, v_scale, tree_mask
     attention.launch(q, k_cache, v_cache, block_table, out, lse, *features)
 
@@ -62,4 +63,4 @@ hybrid_attention_op = torch.library.custom_op(NAME, _launch, mutates_args=("out"
 
 @hybrid_attention_op.register_fake
 def _(*_arguments: object, **_more: object) -> None:
-    """Return nothing: the operator writes into tensors that it is given."""
+    """Return nothing, because the operator writes into given tensors."""

@@ -19,12 +19,12 @@ from .custom_op import hybrid_attention_op, register
 from .launchers import Chooser, GraphPlan, Launchers, Step, from_default_table, present_place
 from .lengths import LengthBuffers, read_lengths
 
-# Shapes and strides that passed the checks and are remembered; an engine has few.
+# The most tensor layouts remembered as checked; an engine has few.
 MOST_REMEMBERED = 4096
 
 
 class FeatureTensors(TypedDict, total=False):
-    """Tensors that a layer needs only with a feature, as `Tensors` describes them."""
+    """Tensors that only layers with a feature need; see `Tensors`."""
 
     sinks: torch.Tensor | None
     alibi_slopes: torch.Tensor | None
@@ -38,23 +38,25 @@ FEATURES = tuple(FeatureTensors.__annotations__)
 
 
 class HybridAttention:
-    """One kind of attention layer over a paged KV cache, for batches of at most `max_tokens` and `max_seqs`.
+    """Attention layers of one spec over a paged KV cache, for batches of at most `max_tokens` and `max_seqs`.
 
-    Call `plan` once for each step, then `run` for each layer of this spec. It runs on the CUDA device that is current
-    when this is made, which must be current at each `run`, or on the CPU where Triton interprets. All steps and layers
-    run on one stream, from one thread at a time: they share plans and workspaces. Pages are a multiple of 16 tokens.
-    The first runs compile; a later step compiles when another variant is chosen or its reduction has another shape.
-    `choose` says which variant to launch (default: `from_default_table`; for another table: `lambda *asked:
-    table.lookup(*asked).variant`). It is asked for the bucket of a step, not for its batch, so that no answer has the
-    source "exact".
+    Call `plan` once for each step, then `run` for each layer of this spec. Pages have a multiple of 16 tokens. Raises
+    `GpuError` if there is neither a GPU nor the interpreter.
 
-    With `batch_invariant` one variant serves every batch and keys are cut by a sequence's own lengths. A row's result
-    then depends, bit for bit, only on its own sequence: its queries, keys, values, query length and context length,
-    not on the other sequences, their number or its place among them. (A sequence whose tokens come in other chunks is
-    another sequence.) Raises `GpuError` where there is no GPU and no interpreter.
+    Device: the CUDA device that is current here must also be current at each `run`; with the interpreter, the CPU. All
+    steps and layers must run on one stream, from one thread at a time, because they share plans and workspaces.
 
-    For a CUDA graph: call `plan_graph` with the largest batch that the graph is to serve, capture `run`, then call
-    `GraphPlan.plan` before each replay. `torch.compile` takes `run` as one operator; `plan` stays outside.
+    Compilation: the first runs compile. A later step compiles if it gets another variant or another shape of reduction.
+
+    `choose` gives the variant to launch (default: `from_default_table`; for another table: `lambda *asked:
+    table.lookup(*asked).variant`). It gets the bucket of a step, not its batch, so no answer has the source "exact".
+
+    `batch_invariant`: one variant serves all batches, and KV is split by a sequence's own lengths only. A row's result
+    then depends, bit for bit, only on its own sequence: queries, keys, values, query length and context length. Other
+    chunks of the same tokens give another query length, so results may differ.
+
+    CUDA graphs: call `plan_graph` with the largest batch for the graph, capture `run`, then call `GraphPlan.plan`
+    before each replay. `torch.compile` takes `run` as one operator; keep `plan` outside.
     """
 
     def __init__(
@@ -81,34 +83,33 @@ class HybridAttention:
 
     @property
     def query_start_loc(self) -> torch.Tensor:
-        """First query token of each planned sequence, then their number: [max_seqs + 1] int32, at one address."""
+        """Index of each planned sequence's first query token, then their total: [max_seqs + 1] int32, fixed address."""
         return self._lengths.query_start_loc
 
     @property
     def kv_lens(self) -> torch.Tensor:
-        """Context and query tokens of each planned sequence, then 0: [max_seqs] int32, at one address."""
+        """Context and query tokens of each planned sequence, then 0: [max_seqs] int32, fixed address."""
         return self._lengths.kv_lens
 
     @property
     def variant(self) -> Variant:
-        """Variant that `run` launches now. Raises `BatchError` before the first plan."""
+        """Variant that `run` would launch. Raises `BatchError` before the first plan."""
         return self._planned().launcher(return_lse=False).variant
 
     def plan(self, query_lens: ArrayLike, context_lens: ArrayLike) -> None:
-        """Plan the next step from each sequence's query tokens, and its tokens that are in the cache before them.
+        """Plan the next step from each sequence's number of query tokens and of earlier tokens in the cache.
 
-        Lengths are lists, arrays or tensors of integers on the host, which are copied. `run` expects the keys and
-        values of the query tokens in the cache as well. Nothing waits for the GPU. Raises `BatchError` beyond the
-        limits.
+        Lengths are lists, arrays or tensors of integers on the host; they are copied. Before `run`, the keys and values
+        of the query tokens must be in the cache too. Nothing waits for the GPU. Raises `BatchError` beyond the limits.
         """
         self._activate(Step(self._launchers, read_lengths(query_lens, context_lens, self.max_seqs, self.max_tokens)))
 
     def plan_graph(self, query_lens: ArrayLike, context_lens: ArrayLike) -> GraphPlan:
-        """Plan the largest batch that a graph captured next is to serve, and choose its variant for it.
+        """Plan the largest batch of the next captured graph, and choose the graph's variant for it.
 
-        The graph serves every batch with no more sequences and query tokens, whose lengths the captured block table has
-        pages for; in a batch-invariant attention no longer than the longest here. `run` once before the capture, as
-        with any Triton kernel: the first launches compile.
+        The graph then serves every batch that has no more sequences and query tokens, and whose keys fit the captured
+        block table. With `batch_invariant`, no sequence may be longer than the longest here. Call `run` once before the
+        capture, because the first launch compiles.
         """
         largest = read_lengths(query_lens, context_lens, self.max_seqs, self.max_tokens)
         planned = GraphPlan(self._launchers, largest, self._activate)
@@ -131,13 +132,12 @@ class HybridAttention:
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
         out: torch.Tensor | None = None, return_lse: bool = False, **features: Unpack[FeatureTensors],
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """Launch the latest plan on one layer's tensors, on the current stream: `out`, or `(out, lse)`.
+        """Launch the latest plan on one layer's tensors on the current stream; return `out` or `(out, lse)`.
 
-        `Tensors` describes the tensors; `features` are those that the layer needs. q and out may have more rows than
-        query tokens are planned, and block_table more than sequences: the rows past them are left alone. Without `out`
-        a new tensor is made. lse: the log-sum-exp [num_tokens, num_q_heads] float32. Raises `SpecError` for tensors
-        that do not fit the layer, for features that it does not take and for another current device, and `BatchError`
-        for too few rows.
+        `Tensors` describes the tensors; `features` are those that the layer needs. Without `out` a new tensor is made.
+        q, out and block_table may have more rows than planned; extra rows are not touched. lse is the log-sum-exp
+        [num_tokens, num_q_heads] float32. Raises `SpecError` for tensors or features that do not fit the layer or
+        another current device, and `BatchError` for too few rows.
         """
         if not isinstance(q, torch.Tensor):
             raise SpecError(f"q must be a tensor, not {type(q).__name__}")
@@ -148,7 +148,7 @@ class HybridAttention:
         given = (f("sinks", None), f("alibi_slopes", None), f("q_scale", None), f("k_scale", None),
                  f("v_scale", None), f("tree_mask", None))  # fmt: skip
         if features:
-            raise SpecError(f"run takes no tensor {next(iter(features))!r}; it takes {', '.join(FEATURES)}")
+            raise SpecError(f"run takes no tensor {next(iter(features))!r}; expected some of {', '.join(FEATURES)}")
         if torch.compiler.is_compiling():
             hybrid_attention_op(q, k_cache, v_cache, block_table, out, lse, *given, self.handle)
         else:
@@ -159,7 +159,7 @@ class HybridAttention:
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
         out: torch.Tensor, lse: torch.Tensor | None, *features: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        """Run into given tensors, as the operator that `torch.compile` sees; features in `FeatureTensors`' order."""
+        """Run into given tensors, for the operator of `torch.compile`; `features` in the order of `FeatureTensors`."""
         step = self._planned()
         self._check(q, k_cache, v_cache, block_table, out)
         if self._index is not None and torch.cuda.current_device() != self._index:
@@ -176,7 +176,7 @@ class HybridAttention:
         ))
 
     def _activate(self, step: Step) -> None:
-        """Let `run` launch `step` from now on."""
+        """Make `step` the one that `run` launches."""
         self._lengths.write(step.lengths)
         self._step = step
 
@@ -189,13 +189,13 @@ class HybridAttention:
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
         out: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Raise `SpecError` for tensors that do not fit the layer. Layouts that passed before are not checked again."""
+        """Raise `SpecError` for tensors that do not fit the layer. A layout is checked once."""
         given = (q, k_cache, v_cache, block_table, out)
         try:
             signature = (q.shape[1:], k_cache.shape[1:], v_cache.shape[1:], out.shape[1:], block_table.dim(),
                          k_cache.shape[0] == v_cache.shape[0], *[(t.dtype, t.device, t.stride(-1)) for t in given])
         except (AttributeError, IndexError):
-            # Something is not a tensor, or has no axis: the checks below name it.
+            # An argument is no tensor or has no axis. The checks below name it.
             signature = None
         if signature in self._remembered:
             return
@@ -210,7 +210,8 @@ class HybridAttention:
         ):
             check_tensor(name, tensor, shape, wanted, self.device)
         if len(k_cache) != len(v_cache):
-            raise SpecError(f"k_cache and v_cache must have as many pages, not {len(k_cache)} and {len(v_cache)}")
+            raise SpecError("k_cache and v_cache must have the same number of pages, not "
+                            f"{len(k_cache)} and {len(v_cache)}")
         if len(self._remembered) >= MOST_REMEMBERED:
             self._remembered.clear()
         self._remembered.add(signature)

@@ -1,4 +1,4 @@
-"""Launchers of one layer: a variant chosen for each step, room reserved for it, and planned steps that launch it."""
+"""Launchers of one layer: choose a variant for each step, reserve memory, plan and launch."""
 
 # pyright: basic
 from __future__ import annotations
@@ -28,30 +28,30 @@ from .lengths import check_fits, read_lengths
 Chooser = Callable[[AttentionSpec, BatchBucket, int, Gpu], Variant]
 """Chooses the variant to launch: `choose(spec, bucket, page_size, gpu)`."""
 
-# The most keys of a segment of short and of long sequences in a batch-invariant attention. Fewer keys give a lone
-# sequence more programs, but more partial results to write and merge.
+# The most keys of a segment of short and of long sequences in batch-invariant attention. Fewer keys give a single
+# sequence more programs, but also more partial results to write and merge.
 FIXED_SPLIT = (1024, 8192)
-# The batch that the one variant of a batch-invariant attention is chosen for, cut to the attention's limits.
+# The usual batch, for which batch-invariant attention chooses its variant, reduced to the attention's limits.
 USUAL_SEQS, USUAL_CHUNK, USUAL_CONTEXT = 64, 512, 8192
 
 
 def from_default_table(spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu) -> Variant:
-    """Variant that `db.lookup` answers: from the user's database, the shipped configs or the heuristic."""
+    """Variant from `db.lookup`: the user's database, the shipped configs or the heuristic."""
     return lookup(spec, bucket, page_size, gpu).variant
 
 
 class Place(NamedTuple):
     """Device that an attention runs on."""
 
-    # The CUDA device, or the CPU where Triton interprets.
+    # The CUDA device, or the CPU for the interpreter.
     device: torch.device
-    # The GPU that this device is, or the interpreter.
+    # The GPU of this device, or the interpreter.
     gpu: Gpu
 
     def check_not_capturing(self) -> None:
         """Raise `BatchError` while the current stream is captured: a graph would repeat one step's plan."""
         if self.is_capturing():
-            raise BatchError("a step cannot be planned while a graph is captured: plan, and run once, before")
+            raise BatchError("a step cannot be planned while a graph is captured; call plan, and run once, before that")
 
     def is_capturing(self) -> bool:
         """True while a CUDA graph is captured on the current stream."""
@@ -59,7 +59,7 @@ class Place(NamedTuple):
 
 
 def present_place() -> Place:
-    """Find the current CUDA device, or the CPU where Triton interprets. Raises `GpuError` where there is neither."""
+    """Find the current CUDA device, or the CPU for the interpreter. Raises `GpuError` if there is neither."""
     if INTERPRETED:
         return Place(torch.device("cpu"), INTERPRETER)
     if not torch.cuda.is_available():
@@ -68,7 +68,7 @@ def present_place() -> Place:
     return Place(device, _gpu(device))
 
 
-# Cached, because asking for the driver's version starts a program.
+# Cached, because reading the driver version starts a process.
 @functools.cache
 def _gpu(device: torch.device) -> Gpu:
     gpu = present_gpu()
@@ -81,7 +81,7 @@ class Launchers:
     """Launchers of one layer: one for each variant that `choose` gives, and one for each captured graph.
 
     `limits` are the most sequences and query tokens of a step. With `batch_invariant` all steps have one variant, and
-    keys are cut without regard to other sequences. All launchers share one workspace.
+    splits do not depend on other sequences. All launchers share one workspace.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Launchers:
         self._usual = self._usual_bucket() if batch_invariant else None
 
     def eager(self, step: Lengths, return_lse: bool) -> Launcher:
-        """Launcher for a step, with room for it. It is kept for later steps of its variant."""
+        """Launcher with room for a step, kept for later steps of its variant."""
         variant = self._variant(step, return_lse)
         launcher = self._eager.get(variant) or self._make(variant, exact_grid=True)
         longest = step.longest_kv if self._usual else 0
@@ -108,13 +108,13 @@ class Launchers:
             launcher.reserve(min(seqs, self._max_seqs), min(tokens, self._max_tokens), self.place.device,
                              max(launcher.longest_kv, next_power_of_two(longest)))
             if self.workspace.generation != before:
-                # The other launchers would keep the old, smaller workspace alive.
+                # Other launchers would keep the old, smaller workspace alive.
                 self._eager.clear()
         self._eager[variant] = launcher
         return launcher
 
     def for_graph(self, largest: Lengths, return_lse: bool) -> Launcher:
-        """Make a launcher with room for every step that is no larger than `largest`."""
+        """Make a launcher with room for every step up to `largest`."""
         launcher = self._make(self._variant(largest, return_lse), exact_grid=False)
         launcher.reserve(largest.num_seqs, largest.num_tokens, self.place.device, largest.longest_kv)
         return launcher
@@ -125,11 +125,11 @@ class Launchers:
         return make_launcher(variant, self._spec, self.place.gpu, settings)
 
     def _variant(self, step: Lengths, return_lse: bool) -> Variant:
-        """Choose the variant of a step; if it must write a log-sum-exp and cannot, the heuristic's first that can."""
+        """Choose the variant of a step, or, if it cannot write a needed log-sum-exp, the first candidate that can."""
         bucket = self._usual or BatchBucket.of(step)
         variant = self._choose(self._spec, bucket, self._page_size, self.place.gpu)
         if variant.page_size != self._page_size:
-            raise VariantError(f"variant {variant.key()!r} was chosen for pages of {self._page_size}")
+            raise VariantError(f"`choose` gave variant {variant.key()!r}; expected one for pages of {self._page_size}")
         if not return_lse or template_of(variant).writes_lse:
             return variant
         for other in candidates(self._spec, bucket, self._page_size, self.place.gpu):
@@ -139,7 +139,7 @@ class Launchers:
                            f"{self.place.gpu.name}, with pages of {self._page_size}")
 
     def _usual_bucket(self) -> BatchBucket:
-        """Bucket of a usual batch, cut to the limits, for which a batch-invariant attention's variant is chosen."""
+        """Bucket of the usual batch, reduced to the limits."""
         seqs = min(USUAL_SEQS, self._max_seqs, self._max_tokens)
         chunk = min(USUAL_CHUNK, self._max_tokens - (seqs - 1))
         first = chunk if chunk > SHORT_QUERY else 1
@@ -147,9 +147,10 @@ class Launchers:
 
 
 class Step:
-    """Planned step: lengths, and the launcher that is planned for them.
+    """Planned step: lengths, and the launcher planned for them.
 
-    Where its template writes no log-sum-exp, a launcher of another template is planned when one is first needed.
+    If the launcher's template cannot write the log-sum-exp, a launcher of another template is planned at the first
+    need.
     """
 
     def __init__(self, launchers: Launchers, lengths: Lengths) -> None:
@@ -159,7 +160,7 @@ class Step:
         self._with_lse = self._without_lse if template_of(self._without_lse.variant).writes_lse else None
 
     def launcher(self, return_lse: bool) -> Launcher:
-        """Planned launcher: one that writes the log-sum-exp, or the one chosen for the step, which need not."""
+        """Planned launcher; with `return_lse`, one that can write the log-sum-exp."""
         if not return_lse:
             return self._without_lse
         if self._with_lse is None:
@@ -167,7 +168,7 @@ class Step:
         return self._with_lse
 
     def check_fits(self, rows: int, seqs: int, keys: int) -> None:
-        """Raise `BatchError` where the tensors of a run are too small, as `lengths.check_fits` does."""
+        """Raise `BatchError` if the tensors of a run are too small; see `lengths.check_fits`."""
         check_fits(self.lengths, rows, seqs, keys)
 
     def _planned(self, return_lse: bool) -> Launcher:
@@ -182,24 +183,24 @@ class Step:
 
 
 class GraphPlan(Step):
-    """Plan of one captured graph: its variant, addresses and grid stay those of the largest step.
+    """Plan of one captured graph, whose variant, addresses and grid are those of the largest step.
 
-    A replay reads the tensors that `run` was captured with, so that every step must fit into them.
+    A replay reads the captured tensors, so every step must fit into them.
     """
 
     def __init__(self, launchers: Launchers, largest: Lengths, activate: Callable[[Step], None]) -> None:
         self._largest = largest
         self._activate = activate
-        # Query rows, sequences and keys that all captured tensors have room for; None before a capture.
+        # Query rows, sequences and keys that fit all captured tensors; None before a capture.
         self._captured: tuple[int, int, int] | None = None
         super().__init__(launchers, largest)
 
     def plan(self, query_lens: ArrayLike, context_lens: ArrayLike) -> None:
-        """Plan the step that the captured graph is replayed for next; lengths as in `HybridAttention.plan`.
+        """Plan the step of the next replay; lengths as in `HybridAttention.plan`.
 
-        Raises `BatchError` for more sequences or query tokens than the largest step has or the captured tensors have
-        rows for, and for a sequence longer than the captured block table has pages for or, in a batch-invariant
-        attention, than the longest of the largest step.
+        Raises `BatchError` if the step has more sequences or query tokens than the largest step or the captured
+        tensors, or a sequence too long for the captured block table. In batch-invariant attention, also if a sequence
+        is longer than the longest of the largest step.
         """
         lengths = read_lengths(query_lens, context_lens, *self._launchers.limits)
         if self._captured:
@@ -211,7 +212,7 @@ class GraphPlan(Step):
         self._activate(self)
 
     def check_fits(self, rows: int, seqs: int, keys: int) -> None:
-        """See `Step.check_fits`; in a capture, remember the least room of all captured tensors."""
+        """See `Step.check_fits`. In a capture, record the smallest sizes of all captured tensors."""
         super().check_fits(rows, seqs, keys)
         if self._launchers.place.is_capturing():
             known = self._captured or (rows, seqs, keys)

@@ -1,4 +1,4 @@
-"""Lengths of an engine step: read and checked on the host, then copied to buffers on the GPU that stay in place."""
+"""Lengths of an engine step: checked on the host, then copied to GPU buffers with fixed addresses."""
 
 # pyright: basic
 from __future__ import annotations
@@ -27,30 +27,30 @@ def read_lengths(query_lens: ArrayLike, context_lens: ArrayLike, max_seqs: int, 
 
 
 def check_fits(lengths: Lengths, rows: int, seqs: int, keys: int) -> None:
-    """Raise `BatchError` where tensors are too small for a step.
+    """Raise `BatchError` if tensors are too small for a step.
 
-    They have `rows` rows of query tokens, and a block table of `seqs` rows with pages for `keys` keys each.
+    The tensors have `rows` rows of query tokens, and a block table of `seqs` rows with pages for `keys` keys each.
     """
     if rows < lengths.num_tokens or seqs < len(lengths.query):
-        raise BatchError(f"{lengths.num_tokens} query tokens of {lengths.num_seqs} sequences need as many rows of q, "
-                         f"out and tree_mask, and of block_table, not {rows} and {seqs}")
+        raise BatchError(f"{lengths.num_tokens} query tokens need as many rows of q, out and tree_mask, not {rows}; "
+                         f"{lengths.num_seqs} sequences as many rows of block_table, not {seqs}")
     if keys < lengths.longest_kv:
-        raise BatchError(f"the longest sequence has {lengths.longest_kv} keys, and a row of block_table pages for "
-                         f"{keys}")
+        raise BatchError(f"the longest sequence has {lengths.longest_kv} keys, but a row of block_table has pages for "
+                         f"{keys} only")
 
 
 def _on_host(name: str, lengths: Any) -> ArrayLike:
     if not isinstance(lengths, torch.Tensor):
         return lengths
     if not lengths.is_cpu:
-        raise BatchError(f"{name} must be on the host, not on {lengths.device}: reading them there would wait for it")
+        raise BatchError(f"{name} must be on the host, not on {lengths.device}: reading them would wait for the GPU")
     return lengths.numpy()
 
 
 class LengthBuffers:
-    """query_start_loc [max_seqs + 1] and kv_lens [max_seqs], int32 on `device`, at addresses that never change.
+    """query_start_loc [max_seqs + 1] and kv_lens [max_seqs], int32 on `device`, at fixed addresses.
 
-    Past the sequences of a step, query_start_loc repeats its number of query tokens, and kv_lens is 0.
+    After the sequences of a step, query_start_loc repeats the number of query tokens, and kv_lens is 0.
     """
 
     def __init__(self, max_seqs: int, device: torch.device | str) -> None:

@@ -1,4 +1,4 @@
-"""Merges attention over disjoint keys, for cascades and for context that is split between GPUs.
+"""Merges attention over disjoint keys, for cascades and for context split between GPUs.
 
 With the log-sum-exp of each part, softmax(a, b) v = w_a out_a + w_b out_b with w_x = exp(lse_x - lse), and
 lse = log(exp(lse_a) + exp(lse_b)) (Dao et al. 2022, FlashAttention, section 3.1; Ye et al. 2024, FlashInfer, 2.2).
@@ -16,8 +16,8 @@ def merge(
     """Merge attention over two parts with no key in common: `(out, lse)`.
 
     out_a and out_b: [num_tokens, num_q_heads, value_dim], the result in the dtype of `out_a`; lse_a and lse_b:
-    [num_tokens, num_q_heads] float32 (or wider), natural logarithms, finite, or -inf where a part has no visible key:
-    its out is ignored there. Where neither part has one, out is 0 and lse -inf.
+    [num_tokens, num_q_heads] float32 (or wider), natural logarithms. An lse is finite, or -inf if the part has no
+    visible key; its out is then ignored. If neither part has a visible key, out is 0 and lse is -inf.
     """
     lse = torch.logaddexp(lse_a, lse_b)
     merged = _weighted(out_a, lse_a, lse) + _weighted(out_b, lse_b, lse)

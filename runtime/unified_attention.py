@@ -1,7 +1,7 @@
 """Replacement for vLLM 0.33's Triton function `unified_attention`: same arguments, tuned kernel.
 
-Callers of that function plan nothing. So an attention is made for each layer that comes, and planned when the lengths
-change.
+Callers of that function do not plan. So this module makes one attention per kind of layer, and plans it when the
+lengths change.
 """
 
 # pyright: basic
@@ -23,12 +23,12 @@ from ..kernel_templates.spec import AttentionSpec
 from .hybrid_attention import HybridAttention
 from .launchers import Chooser, from_default_table
 
-# Supported values of vLLM's `kv_quant_mode`: a cache in the model's dtype, and one in 8 bits with one scale.
+# Supported values of vLLM's `kv_quant_mode`: cache in the model's dtype, and cache in 8 bits with one scale.
 KV_QUANT_MODES = (0, 1)
-# Limits of an attention that is made here, far beyond any engine's step: memory grows with the steps that come.
+# Limits of each attention, far beyond any engine's step. They cost no memory, which grows with the actual steps.
 MOST_TOKENS = 2**24
 FEWEST_SEQS = 1024
-# Far more kinds of layers than a model has; each attention holds a workspace.
+# The most attentions, each with a workspace: far more kinds of layers than a model has.
 MOST_MADE = 64
 
 HostLengths = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -53,19 +53,23 @@ def unified_attention(
 ) -> None:  # fmt: skip
     """Write causal attention of a batch over a paged KV cache to `out`.
 
-    q, out: [num_tokens, num_q_heads, head_dim]; k, v: [num_pages, page_size, num_kv_heads, head_dim]; cu_seqlens_q:
-    [num_seqs + 1] int32, where each sequence's query tokens start; seqused_k: [num_seqs] int32, its keys with them.
-    window_size: (keys before the query's own, 0), -1 for no window; softcap: 0 for none. k_descale and v_descale apply
-    to a cache in 8 bits; q_descale is needed with queries in 8 bits and refused with others. A scale is one number, or
-    [num_seqs, num_kv_heads] with equal rows; unequal rows are refused on the host, while on a GPU, where a check would
-    wait, the first row is used. The longest lengths, the scratch for split keys and `use_td` are ignored.
+    - q, out: [num_tokens, num_q_heads, head_dim]; k, v: [num_pages, page_size, num_kv_heads, head_dim].
+    - cu_seqlens_q: [num_seqs + 1] int32, start of each sequence's query tokens; seqused_k: [num_seqs] int32, its keys,
+      query tokens included.
+    - window_size: (keys before the query's own, 0), -1 for no window; softcap: 0 for none.
+    - k_descale and v_descale: scales of a cache in 8 bits; q_descale: required for queries in 8 bits, else refused. A
+      scale is one number, or [num_seqs, num_kv_heads] with equal rows. Unequal rows are refused on the host. On a GPU
+      the first row is used, because a check would wait.
+    - The longest lengths, the scratch for split-KV and `use_td` are ignored.
 
-    Lengths on a GPU are read on the host, which waits for the GPU, unless both are the very tensors of the call before
-    and PyTorch counted no change since; tensors made in inference mode have no count and are read each time. PyTorch
-    does not count writes of other kernels: pass a new view with each step. To wait for nothing, pass copies on the host
-    as `cu_seqlens_q_cpu` and `seqused_k_cpu`, or as `attention` a planned one of this layer, as a captured graph needs.
-    Each thread has its own attentions and workspaces; its calls on one device must be on one stream, or ordered by
-    events as if they were, with q's device the current one. Raises `SpecError` that names what is not supported.
+    Lengths on a GPU are copied to the host, which waits for the GPU. They are not copied again if both tensors are
+    those of the previous call and PyTorch counted no change. Tensors made in inference mode have no count and are
+    copied each time. PyTorch does not count writes of other kernels, so pass a new view in each step. To avoid the
+    wait, pass host copies as `cu_seqlens_q_cpu` and `seqused_k_cpu`, or a planned `attention` of this layer. A captured
+    graph needs `attention`.
+
+    Each thread has its own attentions and workspaces. Its calls on one device must be on one stream or ordered by
+    events, and q's device must be current. Raises `SpecError` for an unsupported argument, which the message names.
     """
     _refuse({
         "causal": causal is not True,
@@ -107,10 +111,10 @@ def _spec(
     sizes: tuple[int, int, int, int], dtypes: tuple[torch.dtype, torch.dtype, torch.dtype], window: int, softcap: float,
     scale: float, features: tuple[bool, bool],
 ) -> AttentionSpec:  # fmt: skip
-    """Spec of the layer that a call is for.
+    """Spec of the layer of a call.
 
-    sizes: query heads, KV heads, head size of keys, head size of values. dtypes: of the model, the cache and the
-    queries. features: True for sinks, True for ALiBi.
+    sizes: query heads, KV heads, head size of keys, head size of values. dtypes: model, cache, queries. features:
+    sinks, ALiBi.
     """
     num_q_heads, num_kv_heads, head_dim, v_head_dim = sizes
     dtype, kv_dtype, q_dtype = (str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -121,7 +125,7 @@ def _spec(
         logits_soft_cap=softcap or None,
         has_sinks=has_sinks,
         has_alibi=has_alibi,
-        # The usual scale, which tuned layers have, may have been computed in another way.
+        # The caller may have computed the usual scale, which tuned layers have, in another way.
         scale=None if math.isclose(scale, head_dim**-0.5, rel_tol=1e-6) else scale,
         v_head_dim=v_head_dim,
         q_dtype=q_dtype,
@@ -133,7 +137,7 @@ def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _scale(name: str, descale: torch.Tensor | None, spec: AttentionSpec) -> torch.Tensor | None:
-    """Expand one scale, or one for each sequence and head, to one for each KV head; None where no scale applies."""
+    """Expand one scale, or one per sequence and head, to one per KV head; None if no scale applies."""
     if descale is None or not spec.has_fp8_cache:
         return None
     if not isinstance(descale, torch.Tensor):
@@ -148,10 +152,10 @@ def _scale(name: str, descale: torch.Tensor | None, spec: AttentionSpec) -> torc
 
 
 class Attentions(threading.local):
-    """Attentions made for the layers that come, and the lengths that each is planned for.
+    """The attentions of one thread by kind of layer, each with the lengths that it is planned for.
 
-    Each thread has its own, as if it had made this object. What one thread launches on a device must be on one stream,
-    or ordered by events as if it were. At most `MOST_MADE` are held at once.
+    The launches of one thread on a device must be on one stream or ordered by events. At most `MOST_MADE` attentions
+    are kept.
     """
 
     def __init__(self, choose: Chooser = from_default_table) -> None:
@@ -164,9 +168,9 @@ class Attentions(threading.local):
         self, cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, on_host: torch.Tensor | None = None,
         kv_on_host: torch.Tensor | None = None,
     ) -> HostLengths:  # fmt: skip
-        """Read the lengths from these tensors, or from their copies on the host where both are given.
+        """Read the lengths from these tensors, or from their host copies if both are given.
 
-        Raises `BatchError` while a graph is captured, which would repeat one step's plan.
+        Raises `BatchError` while a graph is captured, because it would repeat one step's plan.
         """
         if cu_seqlens_q.is_cuda and torch.cuda.is_current_stream_capturing():
             raise BatchError("a captured graph needs a planned attention: pass one as 'attention'")
@@ -179,7 +183,7 @@ class Attentions(threading.local):
         if read is not None and read[0] is cu_seqlens_q and read[1] is seqused_k and read[2] == versions:
             return read[3]
         lengths = host_lengths(cu_seqlens_q, seqused_k)
-        # Holds the tensors, so that no other tensor gets their identity.
+        # Keeps the tensors alive, so that no other tensor can get their identity.
         self._read = cu_seqlens_q, seqused_k, versions, lengths
         return lengths
 
@@ -192,7 +196,7 @@ class Attentions(threading.local):
             attention = self._make(key, q)
         planned_for = self._planned_for.get(attention)
         if planned_for is None or not all(map(np.array_equal, planned_for, lengths)):
-            # A plan that fails leaves none behind.
+            # Removed first, so that a plan that fails leaves no entry.
             self._planned_for.pop(attention, None)
             attention.plan(*lengths)
             self._planned_for[attention] = lengths
@@ -200,7 +204,7 @@ class Attentions(threading.local):
 
     def _make(self, key: tuple[Any, ...], q: torch.Tensor) -> HybridAttention:
         spec, page_size, max_seqs, _ = key
-        # An attention is made for the current device, which need not be that of q.
+        # An attention uses the current device, which may differ from that of q.
         with torch.cuda.device_of(q):
             attention = HybridAttention(spec, page_size, MOST_TOKENS, max_seqs, choose=self._choose)
         if len(self._made) >= MOST_MADE:
@@ -210,16 +214,17 @@ class Attentions(threading.local):
 
 
 def host_lengths(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor) -> HostLengths:
-    """Read the lengths from tensors [num_seqs + 1] and [num_seqs]; waits for the GPU that they are on."""
+    """Read the lengths from tensors [num_seqs + 1] and [num_seqs]; waits for their GPU."""
     starts, kv_lens = cu_seqlens_q.cpu().numpy(), seqused_k.cpu().numpy()
     if len(starts) <= len(kv_lens):
-        raise BatchError(f"cu_seqlens_q must have a number more than seqused_k, not {len(starts)} and {len(kv_lens)}")
+        raise BatchError("cu_seqlens_q must have one element more than seqused_k, not "
+                         f"{len(starts)} and {len(kv_lens)}")
     query_lens = starts[1 : len(kv_lens) + 1] - starts[: len(kv_lens)]
     return query_lens, kv_lens - query_lens
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """Count of PyTorch's changes of `tensor`; None where it has no count, and on the host, where reading is quick."""
+    """PyTorch's count of changes of `tensor`; None without a count, and on the host, where reading is fast."""
     return None if tensor.is_inference() or tensor.is_cpu else tensor._version
 
 

@@ -1,1 +1,1 @@
-"""Space of a search: the variants of a shape, the layers of known models, and suites of batches."""
+"""Search inputs: the variants of a shape, the layers of models, and suites of batches."""

@@ -1,4 +1,4 @@
-"""Fields of a Hugging Face `config.json` or of a preset, under the names that most architectures use."""
+"""Reading of fields from a Hugging Face `config.json` or a preset, under the most common names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .files import JsonObject, find, read_object, shipped
 # Parts of a config that describe the language model or its attention.
 _NESTED = ("text_config", "llm_config", "language_config", "attn_config")
 
-# Other names that older architectures have for a field; the first name with a value counts.
+# All names of a field; the first name with a value counts.
 _ALIASES = {
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
     "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "kv_n_heads"),
@@ -23,7 +23,7 @@ _ALIASES = {
     "sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern"),
 }
 
-# Defaults of the classes in transformers, for fields that a config omits: Gemma 3's smaller models name no heads.
+# Defaults of the classes in transformers, for fields that a config omits (Gemma 3's smaller models omit the heads).
 _DEFAULTS: dict[str, JsonObject] = {
     "bloom": {"alibi": True},
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4},
@@ -50,25 +50,25 @@ def preset_names() -> tuple[str, ...]:
 
 
 def load_config(name_or_path: str) -> JsonObject:
-    """Read the config of a preset, of a `config.json` or of the folder of one.
+    """Read the config of a preset, a `config.json` or a folder with one.
 
-    Fields of nested parts that describe the attention replace those of the config; the defaults of the architecture
-    and an `hf_quant_config.json` in the same folder fill in fields that are missing. Raises `ModelError` when there is
-    no such preset or file, or when the file holds no JSON object.
+    Fields of nested parts that describe the attention replace those of the config. Missing fields come from the
+    architecture's defaults and from an `hf_quant_config.json` in the same folder. Raises `ModelError` if there is no
+    such preset or file, or the file holds no JSON object.
     """
     folder = Path(name_or_path).expanduser()
     if name_or_path not in preset_names() and folder.is_dir():
         name_or_path = str(folder / "config.json")
     path = find(name_or_path, "presets", "model")
     config = read_object(path)
-    # Older releases of ModelOpt describe the quantization only in a file of its own.
+    # Older releases of ModelOpt describe the quantization only in a separate file.
     beside = path.with_name("hf_quant_config.json")
     if not config.get("quantization_config") and beside.is_file():
         config["quantization_config"] = read_object(beside)
     for part in _NESTED:
         if isinstance(inner := config.get(part), dict):
             fields = cast(JsonObject, inner)
-            # An attn_config may repeat every field that a config can have, without a value.
+            # An attn_config may repeat all fields of a config without values.
             kept = {name: value for name, value in fields.items() if part != "attn_config" or value not in (None, "")}
             config = config | kept
     architecture = str(config.get("model_type"))
@@ -83,7 +83,7 @@ def present(config: JsonObject, field: str) -> bool:
 
 
 def integer(config: JsonObject, field: str, default: int | None = None, minimum: int = 1) -> int:
-    """Read an integer under any of the field's names. Raises `ModelError` when there is none."""
+    """Read an integer under any of the field's names. Raises `ModelError` if there is none."""
     value = _value(config, field)
     if value is None:
         value = default
@@ -95,7 +95,7 @@ def integer(config: JsonObject, field: str, default: int | None = None, minimum:
 
 
 def number(config: JsonObject, field: str) -> float | None:
-    """Read a positive number, None where the field is missing. Raises `ModelError` for anything else."""
+    """Read a positive number; None if the field is missing. Raises `ModelError` for anything else."""
     value = config.get(field)
     if value is None:
         return None
@@ -105,7 +105,7 @@ def number(config: JsonObject, field: str) -> float | None:
 
 
 def items(config: JsonObject, field: str) -> list[object]:
-    """Read a list, empty where the field is missing. Raises `ModelError` for anything else."""
+    """Read a list; empty if the field is missing. Raises `ModelError` for anything else."""
     value: object = config.get(field) or []
     if not isinstance(value, list):
         raise ModelError(f"the {field} in its config must be a list, not {value!r}")
@@ -113,10 +113,10 @@ def items(config: JsonObject, field: str) -> list[object]:
 
 
 def cache_dtype(config: JsonObject) -> str:
-    """Dtype that a checkpoint is quantized to store its KV cache in, "auto" where its config names none.
+    """Dtype of the KV cache by the checkpoint's quantization; "auto" if its config names none.
 
-    Compressed-tensors has a `kv_cache_scheme`, ModelOpt a `kv_cache_quant_algo` or the same scheme. Raises `SpecError`
-    for a cache in anything but fp8.
+    Compressed-tensors has a `kv_cache_scheme`; ModelOpt has a `kv_cache_quant_algo` or that scheme. Raises `SpecError`
+    for any dtype but fp8.
     """
     quantization = _section(config, "quantization_config")
     # ModelOpt may nest it one level deeper, as in its own file.
@@ -130,8 +130,8 @@ def cache_dtype(config: JsonObject) -> str:
         return "auto"
     dtype = _QUANTIZED_DTYPES.get(str(algorithm).upper())
     if dtype is None:
-        raise SpecError(f"not supported: a KV cache in {algorithm} (by the quantization_config in its config, which "
-                        "another dtype for the cache replaces)")
+        raise SpecError(f"not supported: a KV cache in {algorithm} (from the quantization_config in its config); give "
+                        "another dtype for the KV cache to replace it")
     return dtype
 
 

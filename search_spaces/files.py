@@ -1,4 +1,4 @@
-"""JSON files of presets, suites and recordings: shipped ones by name, the user's own by path."""
+"""JSON files of presets, suites and recordings: shipped files by name, the user's files by path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JsonObject = dict[str, Any]
 
 
 def shipped(folder: str, suffixes: tuple[str, ...] = (".json",)) -> dict[str, Path]:
-    """List the files shipped in `folder` by name without their suffix, which is one of `suffixes`; sorted."""
+    """List the files shipped in `folder` that end in one of `suffixes`, by name without suffix, sorted."""
     paths = [path for path in (Path(__file__).parent / folder).glob("*") if path.name.endswith(suffixes)]
     names = {path.name.removesuffix(next(s for s in suffixes if path.name.endswith(s))): path for path in paths}
     return dict(sorted(names.items()))
@@ -22,7 +22,7 @@ def shipped(folder: str, suffixes: tuple[str, ...] = (".json",)) -> dict[str, Pa
 def find(name_or_path: str, folder: str, noun: str, suffixes: tuple[str, ...] = (".json",)) -> Path:
     """Find the file of that name shipped in `folder`, or else the file at that path.
 
-    Raises `ModelError` when there is neither, listing the known names and the closest one.
+    Raises `ModelError` if there is neither; the message lists the known names and the closest one.
     """
     known = shipped(folder, suffixes)
     path = known.get(name_or_path) or Path(name_or_path).expanduser()
@@ -34,7 +34,7 @@ def find(name_or_path: str, folder: str, noun: str, suffixes: tuple[str, ...] = 
 
 
 def read_object(path: Path) -> JsonObject:
-    """Read the JSON object in the file at `path`. Raises `ModelError`, naming the file, when it holds none."""
+    """Read the JSON object in the file at `path`. Raises `ModelError` if it holds none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

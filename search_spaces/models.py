@@ -1,6 +1,6 @@
 """Attention layers of a model, read from a preset or from any Hugging Face `config.json`.
 
-Presets have the fields of a `config.json`, so that one reader serves both.
+Presets have the fields of a `config.json`, so one reader serves both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .files import JsonObject
 FULL, SLIDING = "full_attention", "sliding_attention"
 _KIND_NAMES = {FULL: FULL, SLIDING: SLIDING, "attention": FULL}
 
-# Layers that keep a state of fixed size instead of a KV cache: other kernels run them.
+# Layers with a state of fixed size instead of a KV cache, which other kernels run.
 _STATE_LAYERS = ("linear_attention", "mamba", "conv", "recurrent")
 
-# Fields that apply to layers of one kind only, by the general field that they replace.
+# Fields for one kind of layers only, by the general field that they replace.
 _OF_A_KIND = {
     FULL: {
         "num_key_value_heads": "num_global_key_value_heads",
@@ -38,7 +38,7 @@ _OF_A_KIND = {
     },
 }
 
-# Fields that, when set, ask for a kind of attention that the kernels do not have.
+# Fields that, if set, need attention that the kernels do not support.
 _OTHER_KINDS = {
     "kv_lora_rank": "absorbed multi-head latent attention, whose cache holds one latent vector a token; without this "
                     "field its layers are read as plain attention",
@@ -63,22 +63,25 @@ _OTHER_KINDS = {
 def model_layers(
     name_or_path: str, tp: int = 1, dtype: str | None = None, kv_dtype: str | None = None, q_dtype: str | None = None
 ) -> dict[AttentionSpec, int]:
-    """List the distinct attention layers of a model on each of `tp` GPUs, with how many layers of each it has.
+    """List the distinct attention layers of a model on each of `tp` GPUs, with the number of layers of each.
 
-    Layers are in the order in which the model first has them. `name_or_path` is a preset, a `config.json` or the folder
-    of one. `dtype` replaces the model's own, and `q_dtype` is the dtype of queries where it is another. `kv_dtype` is
-    that of the KV cache, "auto" for the model's; left out, it is the one that the checkpoint is quantized for. Raises
-    `ModelError` for a model that is unknown, lacks a field or has no attention layer, and `SpecError` for one that
-    needs an unsupported feature or whose heads cannot be divided among `tp` GPUs; both name the model.
+    Layers are in the order of their first occurrence. `name_or_path` is a preset, a `config.json` or a folder with one.
+
+    - dtype: replaces the model's dtype.
+    - q_dtype: dtype of queries; None for the model's.
+    - kv_dtype: dtype of the KV cache; "auto" for the model's, None for the checkpoint's quantization.
+
+    Raises `ModelError` for a model that is unknown, lacks a field or has no attention layer. Raises `SpecError` for a
+    model that needs an unsupported feature or whose heads cannot be divided among `tp` GPUs.
     """
     config = load_config(name_or_path)
     try:
         _refuse_other_kinds(config)
         counts = Counter(_layer_kinds(config))
         if not counts:
-            raise ModelError("it has no attention layer: all its layers keep a state of fixed size")
+            raise ModelError("it has no attention layer: all its layers have a state of fixed size")
         if counts.total() == 1:
-            # The config lists no layers, because all are alike. Without their number, one stands for them.
+            # All layers are alike, so one was listed. Without a number of layers in the config, count one.
             counts = dict.fromkeys(counts, integer(config, "num_hidden_layers", default=1))
         return {
             _spec(_of_kind(config, kind), kind, tp, dtype, kv_dtype, q_dtype): count for kind, count in counts.items()
@@ -88,25 +91,25 @@ def model_layers(
 
 
 def kind_of(spec: AttentionSpec) -> str:
-    """Kind of a layer: "full_attention", or "sliding_attention" when it has a sliding window."""
+    """Kind of a layer: "sliding_attention" if it has a sliding window, else "full_attention"."""
     return FULL if spec.sliding_window is None else SLIDING
 
 
 def _refuse_other_kinds(config: JsonObject) -> None:
-    """Raise `SpecError` for anything but causal softmax attention over the keys and values of all tokens."""
+    """Raise `SpecError` for any attention but causal softmax attention over the KV of all tokens."""
     for field, feature in _OTHER_KINDS.items():
-        # "vision": bidirectional only between the tokens of an image.
+        # "vision" means bidirectional only between the tokens of an image.
         if (value := config.get(field)) and value != "vision":
             raise SpecError(f"not supported: {feature} ({field} is set in its config)")
     if str(config.get("position_embedding_type")).startswith("relative"):
         raise SpecError("not supported: relative position biases (by the position_embedding_type in its config)")
-    # A list of the layers' kinds overrides the chunk size: MiMo sets one, and its layers have sliding windows.
+    # A list of the layers' kinds overrides the chunk size: MiMo sets a chunk size, but its layers have sliding windows.
     if config.get("attention_chunk_size") and not (config.get("layer_types") or config.get("hybrid_layer_pattern")):
         raise SpecError("not supported: chunked attention (attention_chunk_size is set in its config)")
 
 
 def _layer_kinds(config: JsonObject) -> Iterator[str]:
-    """List the kind of each attention layer: from the config's own list, or by the architecture's rule."""
+    """List the kind of each attention layer, from the config's list or by the architecture's rule."""
     kinds = items(config, "layer_types")
     for kind in kinds:
         if kind not in (*_KIND_NAMES, *_STATE_LAYERS):
@@ -125,11 +128,11 @@ def _sliding_by_rule(config: JsonObject) -> Iterable[bool]:
         return [False]
     layers = integer(config, "num_hidden_layers")
     if isinstance(pattern := config.get("sliding_window_pattern"), str):
-        # EXAONE's rule: the pattern of local and global layers repeats, and the last layer is global.
+        # EXAONE: the pattern of local and global layers repeats, and the last layer is global.
         return [pattern[layer % len(pattern)] == "L" and layer < layers - 1 for layer in range(layers)]
     if every := integer(config, "sliding_window_pattern", default=0, minimum=0):
         return [bool((layer + 1) % every) for layer in range(layers)]
-    # Qwen's rule: the first layers have full attention, as many as max_window_layers.
+    # Qwen: the first max_window_layers layers have full attention.
     full_first = integer(config, "max_window_layers", default=28 if is_qwen else 0, minimum=0)
     return [layer >= full_first for layer in range(layers)]
 
@@ -138,7 +141,7 @@ def _of_kind(config: JsonObject, kind: str) -> JsonObject:
     """Replace general fields of the config by those of one kind of layers."""
     names = dict(_OF_A_KIND[kind])
     if kind == FULL and not config.get("attention_k_eq_v", True):
-        # Gemma 4's rule: full layers have their own number of KV heads only where their values are computed from keys.
+        # Gemma 4: full layers have their own number of KV heads only if their values are computed from keys.
         del names["num_key_value_heads"]
     own = {field: config[name] for field, name in names.items() if config.get(name) is not None}
     return config | own
@@ -150,7 +153,7 @@ def _spec(
     heads = integer(config, "num_attention_heads")
     kv_heads = integer(config, "num_key_value_heads", default=heads)
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
-        # The flag of Falcon and StarCoder overrides any number of KV heads in the config.
+        # Falcon and StarCoder: this flag overrides the number of KV heads in the config.
         kv_heads = 1
     head_dim = _head_dim(config, heads)
     q_per_gpu, kv_per_gpu = _divide(heads, kv_heads, tp)
@@ -171,9 +174,9 @@ def _spec(
 
 
 def _head_dim(config: JsonObject, heads: int) -> int:
-    """Size of a query and a key; without one in the config, the hidden size is divided among the heads."""
+    """Size of a query and a key; by default the hidden size divided by the heads."""
     if present(config, "qk_nope_head_dim"):
-        # DeepSeek's queries and keys have a part without and a part with a position; head_dim may be one of the two.
+        # DeepSeek: queries and keys have a part without and a part with a position; head_dim may be one of them.
         return integer(config, "qk_nope_head_dim") + integer(config, "qk_rope_head_dim")
     if present(config, "head_dim"):
         return integer(config, "head_dim")
@@ -185,13 +188,13 @@ def _head_dim(config: JsonObject, heads: int) -> int:
 
 def _has_alibi(config: JsonObject) -> bool:
     if config.get("model_type") == "baichuan":
-        # No field tells its 13B, which has ALiBi, from its 7B, which has rotary positions.
+        # No field separates the 13B model (ALiBi) from the 7B model (rotary positions), except its size.
         return config.get("hidden_size") == 5120
     return bool(config.get("alibi")) or config.get("position_embedding_type") == "alibi"
 
 
 def _scale(config: JsonObject, head_dim: int) -> float | None:
-    """Softmax scale of Gemma, Granite, MPT or DeepSeek; None where it is 1 / sqrt(head_dim)."""
+    """Softmax scale of Gemma, Granite, MPT or DeepSeek; None if it is 1 / sqrt(head_dim)."""
     if (scalar := number(config, "query_pre_attn_scalar")) is not None:
         scale = scalar**-0.5
     else:
@@ -201,9 +204,9 @@ def _scale(config: JsonObject, head_dim: int) -> float | None:
 
 
 def _deepseek_stretch(config: JsonObject) -> float:
-    """Factor of DeepSeek's scores for a longer context (DeepSeek-V2: DeepSeek-AI 2024, section 3.1.4).
+    """Factor on DeepSeek's scores for longer contexts (DeepSeek-V2: DeepSeek-AI 2024, section 3.1.4).
 
-    Other architectures with YaRN multiply queries and keys instead, before they reach the kernel.
+    Other architectures with YaRN scale queries and keys before the kernel instead.
     """
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     if not (present(config, "qk_nope_head_dim") and isinstance(rope, dict)):
@@ -214,9 +217,9 @@ def _deepseek_stretch(config: JsonObject) -> float:
 
 
 def _divide(heads: int, kv_heads: int, tp: int) -> tuple[int, int]:
-    """Divide heads among GPUs: `(heads / tp, max(1, kv_heads / tp))`; fewer KV heads than GPUs are replicated.
+    """Divide heads among GPUs: `(heads / tp, max(1, kv_heads / tp))`; KV heads are replicated if fewer than GPUs.
 
-    Raises `SpecError`, listing the possible numbers of GPUs, when heads cannot be divided evenly.
+    Raises `SpecError` if heads cannot be divided evenly; the message lists the possible numbers of GPUs.
     """
     def _fits(gpus: int) -> bool:
         return heads % gpus == 0 and (kv_heads % gpus == 0 or gpus % kv_heads == 0)

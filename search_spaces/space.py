@@ -1,8 +1,8 @@
-"""Search space of one shape: the variants that can run, and the reasons why others cannot.
+"""Search space of one shape: the valid variants, and the reasons against the others.
 
-Templates have hundreds of thousands of variants, and a rule looks at few of their values. So a rule is not asked for
-each variant: it is first asked for a variant of which no value is chosen. If it reads a value, it is asked again for
-each choice of that value, and so on. Its answer then counts for all variants that share the values it has read.
+Templates have hundreds of thousands of variants, but a rule reads few of their values. So a rule is not evaluated for
+each variant. It is first called with a variant without values. If it reads a value, it is called again for each choice
+of that value, and so on. Its answer then holds for all variants that share the values it has read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..kernel_templates.variant import Value, Variant
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Variants of a shape, sorted into valid and rejected."""
+    """Variants of a shape, divided into valid and rejected ones."""
 
     # Distinct valid variants, in the templates' order.
     valid: tuple[Variant, ...]
@@ -34,21 +34,21 @@ class Survey:
 def survey(
     spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu, names: Iterable[str] | None = None
 ) -> Survey:
-    """List every variant that can differ for batches in `bucket`, sorted into valid and rejected.
+    """List all distinct variants for batches in `bucket`, divided into valid and rejected ones.
 
-    `names` limits the templates; None means all that are installed. Raises `VariantError` when one is unknown.
+    `names` selects templates; None means all installed ones. Raises `VariantError` for an unknown template.
     """
     chosen = tuple(templates()) if names is None else tuple(dict.fromkeys(names))
     unknown = [name for name in chosen if name not in templates()]
     if unknown:
         raise VariantError(f"unknown template {unknown[0]!r}; installed are {', '.join(templates())}")
-    # Variants depend on which parts a batch has, not on their sizes: few surveys serve a whole suite.
+    # Variants depend on the parts of a batch but not on their sizes, so a suite needs few surveys.
     parts = BatchBucket(*(min(size, 1) for size in astuple(bucket)))
     valid, rejected = _survey(spec, parts, page_size, gpu, chosen)
     return Survey(valid, Counter(dict(rejected)))
 
 
-# A suite's batches are of three kinds: short, long or both. A survey takes up to 40 MB.
+# Batches are of three kinds: short, long or both. A survey takes up to 40 MB.
 @functools.lru_cache(maxsize=3)
 def _survey(
     spec: AttentionSpec, bucket: BatchBucket, page_size: int, gpu: Gpu, names: tuple[str, ...]
@@ -65,17 +65,17 @@ def _survey(
 def _reasons(
     template: Template, bucket: BatchBucket, page_size: int, spec: AttentionSpec, gpu: Gpu
 ) -> list[str | None]:
-    """Find the first rule that each of the template's variants breaks, None for a valid one."""
-    # Imported here, because commands that list no variants start without numpy.
+    """Find the reason of the first rule that each variant of the template breaks; None for valid variants."""
+    # Imported here, so that commands that list no variants start without numpy.
     import numpy as np
 
     grid = template.grid(bucket, gpu)
-    # The axis of the grid that gives a dimension its value: its own, or that of its counterpart.
+    # The axis of the grid that gives a dimension its value: its own axis or its counterpart's.
     axes = {name: name for name in grid} | {d.name: d.counterpart for d in template.absent(bucket) if d.counterpart}
     reasons = np.full([len(choices) for choices in grid.values()], None, object)
 
     def judge(rule: Constraint, chosen: dict[str, int]) -> None:
-        """Enter the rule's answer for all variants with the `chosen` index on each axis, any on the others."""
+        """Record the rule's answer for all variants with the `chosen` indices; other axes are free."""
         known = {name: grid[axis][chosen[axis]] for name, axis in axes.items() if axis in chosen}
         try:
             holds = rule.holds(_PartialVariant(template.name, page_size, axes.keys(), known), spec, gpu)
@@ -87,14 +87,14 @@ def _reasons(
             if not holds:
                 reasons[tuple(chosen.get(axis, slice(None)) for axis in grid)] = rule.reason
 
-    # Reversed, so that the reason of the first broken rule is entered last.
+    # Reversed, so that the reason of the first broken rule is recorded last.
     for rule in reversed(template.rules):
         judge(rule, {})
     return reasons.ravel().tolist()
 
 
 class _NotChosen(BaseException):
-    """A rule has read a dimension whose value is not chosen. A BaseException, so that no rule catches it."""
+    """A rule read a dimension without a chosen value. A BaseException, so that no rule catches it."""
 
     def __init__(self, dimension: str) -> None:
         super().__init__(dimension)
@@ -102,7 +102,7 @@ class _NotChosen(BaseException):
 
 
 class _PartialVariant(Variant):
-    """Variant with dimensions `names`, only some of them with a `known` value. Reading another raises `_NotChosen`."""
+    """Variant with `known` values for some of its dimensions `names`. Reading another raises `_NotChosen`."""
 
     __slots__ = ("known", "names")
     known: Mapping[str, Value]
@@ -119,6 +119,7 @@ class _PartialVariant(Variant):
 
     @property
     def values(self) -> tuple[tuple[str, Value], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `Variant.values`."""
         return tuple((name, value) for name in self.names if (value := self.get(name)) is not None)
 
     def get(self, name: str) -> Value | None:

@@ -1,7 +1,7 @@
-"""Suites: lists of batches that are tuned together, shipped or in a user's file.
+"""Suites: lists of batches to tune together, shipped or in a user's file.
 
-A suite file is a JSON object with `name`, `description` and `batches`: a list of batch texts, or an object of them by
-name.
+A suite file is a JSON object with `name`, `description` and `batches`: a list of batch texts, or an object with names
+as keys.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from ..kernel_templates.batch import Batch
 from ..kernel_templates.errors import BatchError, ModelError
 from .files import find, read_object
 
-# Batches that are tuned without a GPU: the interpreter takes well under a second for a launch of each.
+# Batches for tuning without a GPU: the interpreter runs each in well under a second.
 INTERPRETER_BATCHES = ("1x16@32,2x1@40", "2x1@48", "1x4@44")
 
 
 def suite(name_or_path: str) -> tuple[Batch, ...]:
     """Read the distinct batches of a shipped suite or a JSON file, in its order.
 
-    Raises `ModelError` when there is no such suite or the file is none, and `BatchError` when a batch in it cannot be
-    read; both name the file.
+    Raises `ModelError` if there is no such suite or the file is no suite, and `BatchError` if a batch in it is invalid.
     """
     return tuple(dict.fromkeys(named_batches(name_or_path).values()))
 
 
 def named_batches(name_or_path: str) -> dict[str, Batch]:
-    """Read the batches of a suite by name, a batch without a name by its text. Raises as `suite` does."""
+    """Read the batches of a suite by name. A batch without a name goes by its text. Raises as `suite` does."""
     path = find(name_or_path, "suites", "suite")
     batches: Any = read_object(path).get("batches")
     texts = {text: text for text in cast(list[Any], batches)} if _is_list_of_texts(batches) else batches

@@ -84,7 +84,7 @@ def test_by_default_the_table_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_variant_for_other_pages_is_refused():
-    with pytest.raises(VariantError, match="was chosen for pages of 32"):
+    with pytest.raises(VariantError, match="gave variant .*; expected one for pages of 32"):
         plan(HybridAttention(SPEC, 32, 8, 4, choose=lambda *_: SPLIT), "1x1@3")
 
 
@@ -125,10 +125,10 @@ def test_runs_without_a_plan_or_with_too_small_tensors_are_refused():
     with pytest.raises(BatchError, match="nothing is planned: call plan before run"):
         run(attention, t)
     plan(attention, "4x1@40")
-    with pytest.raises(BatchError, match=r"4 query tokens of 4 sequences need as many rows of q, .* not 3 and 3"):
+    with pytest.raises(BatchError, match=r"4 query tokens need as many rows of q, .* not 3; 4 sequences .*, not 3"):
         run(attention, t)
     plan(attention, "3x1@80")
-    with pytest.raises(BatchError, match="the longest sequence has 81 keys, and a row of block_table pages for 64"):
+    with pytest.raises(BatchError, match="the longest sequence has 81 keys, but a row of block_table has pages for 64"):
         run(attention, t)
 
 
@@ -167,7 +167,7 @@ def attention_in_use() -> tuple[HybridAttention, Tensors]:
     ("k_cache", lambda t: t[:, :8], r"k_cache must be \[any, 16, 2, 64\]"),
     ("v_cache", lambda t: t.transpose(1, 2), r"v_cache must be \[any, 16, 2, 64\]"),
     ("v_cache", lambda t: t.mT.contiguous().mT, r"v_cache must be .*with strides \(2048, 128, 1, 2\)"),
-    ("v_cache", lambda t: t[1:], r"k_cache and v_cache must have as many pages, not 11 and 10"),
+    ("v_cache", lambda t: t[1:], r"k_cache and v_cache must have the same number of pages, not 11 and 10"),
     ("block_table", lambda t: t.long(), r"block_table must be \[any, any\] in torch.int32"),
     ("block_table", lambda t: t.tolist(), r"block_table must be \[any, any\] .*, not a list"),
     ("block_table", lambda t: t[0, 0], r"block_table must be \[any, any\] .*, not \[\] in torch.int32"),
@@ -236,7 +236,7 @@ def test_a_misspelt_feature_is_refused():
     attention = made(spec)
     t = checker_of("1x3@40", spec).tensors
     plan(attention, "1x3@40")
-    with pytest.raises(SpecError, match="run takes no tensor 'sink'; it takes sinks, alibi_slopes, q_scale, k_scale"):
+    with pytest.raises(SpecError, match="run takes no tensor 'sink'; expected some of sinks, alibi_slopes, q_scale"):
         attention.run(t.q, t.k_cache, t.v_cache, t.block_table, sink=t.sinks)  # pyright: ignore
 
 

@@ -145,12 +145,12 @@ def test_a_graph_is_planned_only_for_what_the_captured_tensors_have_room_for(mon
     graph.plan([1] * 4, [90] * 4)
     capture(attention, wide, monkeypatch)
     graph.plan([1] * 4, [wide.block_table.shape[1] * 16 - 1] * 4)
-    with pytest.raises(BatchError, match="the longest sequence has 113 keys, and a row of block_table pages for 112"):
+    with pytest.raises(BatchError, match="has 113 keys, but a row of block_table has pages for 112"):
         graph.plan([1], [wide.block_table.shape[1] * 16])
     graph.plan([1] * 3, [40] * 3)
     capture(attention, narrow, monkeypatch)
     # The narrowest table and the fewest rows count, whichever tensors have them.
-    with pytest.raises(BatchError, match="the longest sequence has 91 keys, and a row of block_table pages for"):
+    with pytest.raises(BatchError, match="the longest sequence has 91 keys, but a row of block_table has pages for"):
         graph.plan([1], [90])
     with pytest.raises(BatchError, match=r"4 query tokens of 4 sequences need .*, not 3 and 3"):
         graph.plan([1] * 4, [9] * 4)
@@ -185,7 +185,7 @@ def test_a_replay_past_the_captured_block_table_is_refused_on_a_gpu():
         run(attention, t, out=t.out)
     most = t.block_table.shape[1] * 16
     planned.plan([1] * 4, [most - 1] * 4)
-    with pytest.raises(BatchError, match=f"has {most + 1} keys, and a row of block_table pages for {most}"):
+    with pytest.raises(BatchError, match=f"has {most + 1} keys, but a row of block_table has pages for {most}"):
         planned.plan([1] * 4, [most] * 4)
 
 

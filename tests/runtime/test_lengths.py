@@ -42,7 +42,7 @@ def test_tensors_with_too_little_room_are_refused():
     for room in ((3, 2, 10), (4, 1, 10)):
         with pytest.raises(BatchError, match=f"4 query tokens of 2 sequences need .*, not {room[0]} and {room[1]}"):
             check_fits(lengths, *room)
-    with pytest.raises(BatchError, match="the longest sequence has 10 keys, and a row of block_table pages for 9"):
+    with pytest.raises(BatchError, match="the longest sequence has 10 keys, but a row of block_table has pages for 9"):
         check_fits(lengths, 4, 2, 9)
 
 

@@ -277,7 +277,7 @@ def test_lengths_that_were_read_are_not_the_tensors_themselves():
 
 
 def test_lengths_that_do_not_belong_together_are_refused():
-    with pytest.raises(BatchError, match="cu_seqlens_q must have a number more than seqused_k, not 2 and 2"):
+    with pytest.raises(BatchError, match="cu_seqlens_q must have one element more than seqused_k, not 2 and 2"):
         host_lengths(torch.tensor([0, 3]), torch.tensor([40, 70]))
 
 
