@@ -84,7 +84,7 @@ def test_by_default_the_table_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_variant_for_other_pages_is_refused():
-    with pytest.raises(VariantError, match="gave variant .*; expected one for pages of 32"):
+    with pytest.raises(VariantError, match=r"gave variant .*; expected one for pages of 32"):
         plan(HybridAttention(SPEC, 32, 8, 4, choose=lambda *_: SPLIT), "1x1@3")
 
 
