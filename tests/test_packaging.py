@@ -39,9 +39,3 @@ def test_every_data_file_ships() -> None:
 
 def test_the_root_holds_one_module() -> None:
     assert [path.name for path in ROOT.glob("*.py")] == ["__init__.py"]
-
-
-def test_the_licence_is_complete() -> None:
-    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert text.strip().startswith("Apache License")
-    assert "END OF TERMS AND CONDITIONS" in text

@@ -39,7 +39,7 @@ PUBLIC = [
 ]
 
 
-def test_the_public_names() -> None:
+def test_these_names_are_public() -> None:
     assert attention_tuner.__all__ == PUBLIC
     assert set(PUBLIC) <= set(dir(attention_tuner))
 

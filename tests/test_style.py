@@ -18,10 +18,10 @@ def run(*command: str) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="ruff is not installed")
-def test_ruff() -> None:
+def test_ruff_finds_nothing() -> None:
     run("ruff", "check", "--no-cache", ".")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyright") is None, reason="pyright is not installed")
-def test_pyright() -> None:
+def test_pyright_finds_nothing() -> None:
     run("pyright", "--pythonpath", sys.executable)

@@ -16,7 +16,7 @@ sys.path.append(str(FOLDER))
 from peerbench import table  # noqa: E402
 from peerbench.plot import plot  # noqa: E402
 from peerbench.race import Entry  # noqa: E402
-from peerbench.results import Cell, Results, median_ms  # noqa: E402
+from peerbench.results import Cell, Results  # noqa: E402
 
 
 def timed(name: str, ms: float, run: int = 1, **more: Any) -> Entry:
@@ -44,7 +44,7 @@ def results(tmp_path: Path) -> Results:
     return made
 
 
-def test_standing_of_a_cell() -> None:
+def test_the_standing_of_a_cell_compares_ours_with_its_peers() -> None:
     assert filled().standing() == {
         "ours": "ours:gluon_hopper", "ours_ms": 1.0, "share_of_floor": 0.5, "plain_ms": 2.0, "best_peer": "x",
         "best_peer_ms": 1.5, "best_peer_over_ours": 1.5, "vllm_triton_over_ours": 6.0, "vllm_triton_over_plain": 3.0,
@@ -68,22 +68,7 @@ def test_the_last_entry_of_a_peer_counts() -> None:
     assert made.missing(["x", "new"]) == ["new"]
 
 
-def test_without_peers_or_without_ours_there_is_no_ratio() -> None:
-    alone, without = cell(), cell()
-    alone.add([timed("ours:fused", 2.0, is_plain=True), Entry("x", "slow", 1, first_ms=9.0)])
-    without.add([timed("x", 1.0)])
-    assert (alone.standing()["best_peer"], alone.standing()["ours_ms"]) == (None, 2.0)
-    assert without.standing()["best_peer_over_ours"] is None
-    assert cell().standing()["ours"] is None
-
-
-def test_only_what_was_timed_has_a_median() -> None:
-    assert median_ms(timed("x", 1.0)) == 1.0
-    assert median_ms(Entry("x", "slow", 1, first_ms=3.0)) is None
-    assert median_ms(Entry("x", "failed", 1, samples_ms=(1.0,))) is None
-
-
-def test_geometric_means_by_kind(results: Results) -> None:
+def test_geometric_means_are_taken_by_kind(results: Results) -> None:
     summary = {(row["page_size"], row["kind"]): row for row in results.summary()}
     best = summary[16, "hybrid"]["best_peer_over_ours"]
     assert (best["cells"], best["least"]) == (2, 1.5)
@@ -92,7 +77,7 @@ def test_geometric_means_by_kind(results: Results) -> None:
     assert summary[16, "all"]["vllm_triton_over_ours"]["cells"] == 1
 
 
-def test_small_pages_against_large_ones(results: Results) -> None:
+def test_small_pages_are_compared_with_large_ones(results: Results) -> None:
     results.cell(cell("a", page_size=128)).add([timed("ours:fused", 0.8)])
     results.cell(cell("b", page_size=128)).add([timed("x", 0.8)])
     assert results.pages() == {"a": 1.25}
@@ -127,7 +112,7 @@ def test_the_tables_name_every_contender(results: Results) -> None:
         "timed in eager launches, because they could not be captured: e"]
 
 
-def test_the_picture(results: Results, tmp_path: Path) -> None:
+def test_the_picture_is_drawn(results: Results, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot(results, tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

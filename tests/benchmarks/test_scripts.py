@@ -23,7 +23,6 @@ from attention_tuner.kernel_templates.triton_family.launchers import TritonLaunc
 from attention_tuner.tuner.measure.race import Interval
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
 @pytest.fixture
@@ -34,12 +33,6 @@ def script(request: pytest.FixtureRequest) -> ModuleType:
 
 def using(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("script", [name], indirect=True)
-
-
-def test_every_script_is_listed() -> None:
-    listed = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert SCRIPTS
-    assert [name for name in SCRIPTS if f"`{name}.py`" not in listed] == []
 
 
 @using("record")

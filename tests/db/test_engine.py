@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
 
 from attention_tuner.db import Store
@@ -137,11 +136,6 @@ def test_migrations_make_the_tables_of_the_models(tmp_path: Path):
             "version_table": module.VERSION_TABLE, "compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, Base.metadata) == []
     engine.dispose()
-
-
-def test_files_of_migrations_begin_with_their_revisions():
-    walked = ScriptDirectory(str(module.MIGRATIONS)).walk_revisions()
-    assert module.revisions(module.MIGRATIONS) == tuple(entry.revision for entry in walked)[::-1]
 
 
 def test_two_threads_make_two_databases_at_once(tmp_path: Path):

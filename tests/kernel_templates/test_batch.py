@@ -67,7 +67,7 @@ def test_a_sequence_without_query_tokens_is_no_work():
     assert not Batch.parse("5x0@100,1x9@4").has_part("short")
 
 
-def test_sizes_of_a_hybrid_batch():
+def test_a_hybrid_batch_has_the_sizes_of_its_parts():
     batch = Batch.parse("1x512@16384,63x1@32768")
     assert (batch.num_seqs, batch.num_tokens) == (64, 575)
     assert batch.kv_lens[:2] == (16896, 32769)

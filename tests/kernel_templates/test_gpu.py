@@ -1,18 +1,13 @@
 import pytest
 
 from attention_tuner.kernel_templates.errors import GpuError
-from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS, Gpu, target
+from attention_tuner.kernel_templates.gpu import Gpu, target
 
 
 def test_a_target_is_found_by_name_and_an_unknown_one_names_what_there_is():
     assert target("sm_90").arch == 90
     with pytest.raises(GpuError, match=r"'sm_70'.*sm_80.*sm_120"):
         target("sm_70")
-
-
-def test_only_the_interpreter_is_one():
-    assert INTERPRETER.is_interpreter
-    assert not any(gpu.is_interpreter for gpu in TARGETS.values())
 
 
 def test_the_slug_has_neither_spaces_nor_slashes():

@@ -51,7 +51,7 @@ def test_a_best_config_is_of_its_batch(batch: str, message: str):
         BestConfig(Shape.of(spec, Batch.parse("1x1@9")), *of, batch=batch, measured_at="")
 
 
-def test_median_and_quartiles():
+def test_the_median_and_quartiles_are_those_of_the_samples():
     timing = Timing((4.0, 1.0, 2.0, 3.0, 5.0), Regime("graph"))
     assert timing.median_ms == 3.0
     assert timing.quartiles_ms == (2.0, 4.0)

@@ -55,7 +55,7 @@ DECODE = [(1, 53), (1, 37), (1, 101)]
     ([(1, 40), (5, 18)], (2, 1), 256, {"fp8_queries": True, "sliding_window": 16, "soft_cap": 50.0}),
 ])  # fmt: skip
 @torch.inference_mode()
-def test_called_as_vllm_calls_its_function(
+def test_a_call_like_those_of_vllm_is_right(
     seq_lens: list[tuple[int, int]], num_heads: tuple[int, int], head_size: int, more: dict[str, Any]
 ):
     call, expected = call_of(seq_lens, num_heads, head_size, "cpu", **more)
@@ -64,7 +64,7 @@ def test_called_as_vllm_calls_its_function(
 
 
 @torch.inference_mode()
-def test_queries_in_bfloat16_over_a_cache_in_8_bits():
+def test_queries_in_bfloat16_over_a_cache_in_8_bits_are_right():
     call, expected = call_of(MIXED, (8, 2), 64, "cpu", fp8=True)
     unified_attention(**call)
     right(call, expected)
@@ -78,7 +78,7 @@ def test_queries_in_bfloat16_over_a_cache_in_8_bits():
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @torch.inference_mode()
-def test_queries_in_8_bits_over_a_cache_in_8_bits(dtype: torch.dtype):
+def test_queries_in_8_bits_over_a_cache_in_8_bits_are_right(dtype: torch.dtype):
     sequences = MIXED
     call, _ = call_of(sequences, (8, 2), 64, "cpu", fp8=True)
     of_heads = torch.tensor([0.5, 0.25])
@@ -129,7 +129,7 @@ def test_the_default_device_makes_no_difference(monkeypatch: pytest.MonkeyPatch)
     right(call, expected)
 
 
-def test_a_cache_as_vllm_holds_it():
+def test_a_cache_held_like_that_of_vllm_is_right():
     call, expected = call_of([(1, 68), (5, 18)], (8, 2), 64, "cpu")
     # [pages, KV heads, page, K beside V], of which the function gets views.
     held = torch.cat((call["k"], call["v"]), dim=-1).transpose(1, 2).contiguous()
@@ -144,7 +144,7 @@ def test_scales_beside_a_cache_that_has_none_are_not_heeded():
     right(call, expected)
 
 
-def test_sinks_and_slopes():
+def test_sinks_and_slopes_are_right():
     call, _ = call_of([(3, 40), (1, 70)], (4, 2), 64, "cpu")
     call |= {"sinks": torch.randn(4, dtype=torch.bfloat16), "alibi_slopes": torch.tensor([0.1, 0.02, 0.3, 0.0])}
     unified_attention(**call)

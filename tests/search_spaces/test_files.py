@@ -10,17 +10,6 @@ from attention_tuner.kernel_templates.errors import ModelError
 from attention_tuner.search_spaces.files import find, read_object, shipped
 
 
-def test_shipped_names_keep_their_dots() -> None:
-    assert "llama-3.1-405b" in shipped("presets")
-    assert list(shipped("suites")) == sorted(shipped("suites"))
-
-
-def test_every_shipped_file_is_an_object() -> None:
-    for folder in ("presets", "suites"):
-        for path in shipped(folder).values():
-            assert read_object(path), path
-
-
 def test_a_name_comes_before_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "decode").write_text("{}")

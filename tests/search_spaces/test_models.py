@@ -115,7 +115,7 @@ def test_heads_are_divided_and_few_kv_heads_replicated(name: str, tp: int, heads
 
 
 @pytest.mark.parametrize("tp", [0, -1, 3, 7, 8, 56])
-def test_heads_that_cannot_be_divided(tp: int) -> None:
+def test_heads_that_cannot_be_divided_are_refused(tp: int) -> None:
     with pytest.raises(SpecError) as caught:
         model_layers("qwen2.5-7b", tp=tp)
     assert str(caught.value) == (
@@ -123,7 +123,7 @@ def test_heads_that_cannot_be_divided(tp: int) -> None:
     )
 
 
-def test_dtype_of_the_caller_before_that_of_the_config(write: Write) -> None:
+def test_the_dtype_of_the_caller_comes_before_that_of_the_config(write: Write) -> None:
     assert the_layer(write(torch_dtype="float16")).dtype == "float16"
     assert the_layer(write(torch_dtype="float16"), dtype="bfloat16").dtype == "bfloat16"
     assert the_layer(write()).dtype == "bfloat16"
@@ -162,7 +162,9 @@ def test_a_cache_is_in_fp8_where_the_checkpoint_was_quantized_for_it(write: Writ
         ({"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2}, (14, 2, 64)),
     ],
 )
-def test_heads_of_other_architectures(write: Write, changes: dict[str, Any], heads: tuple[int, int, int]) -> None:
+def test_heads_of_other_architectures_are_read(
+    write: Write, changes: dict[str, Any], heads: tuple[int, int, int]
+) -> None:
     assert tuple(model_layers(write(**changes))) == (AttentionSpec(*heads),)
 
 
@@ -196,7 +198,9 @@ def test_heads_of_other_architectures(write: Write, changes: dict[str, Any], hea
         ({"sliding_window": 32, "layer_types": ["full_attention", "sliding_attention"]}, [None, 32]),
     ],
 )
-def test_layers_with_a_sliding_window(write: Write, changes: dict[str, Any], windows: list[int | None]) -> None:
+def test_layers_with_a_sliding_window_are_read(
+    write: Write, changes: dict[str, Any], windows: list[int | None]
+) -> None:
     assert [layer.sliding_window for layer in model_layers(write(**changes))] == windows
 
 
@@ -217,7 +221,9 @@ def test_layers_with_a_sliding_window(write: Write, changes: dict[str, Any], win
          pytest.approx(1.21 / 8)),
     ],
 )
-def test_softmax_scale(write: Write, changes: dict[str, Any], scale: float | None) -> None:
+def test_the_softmax_scale_is_that_of_the_architecture(
+    write: Write, changes: dict[str, Any], scale: float | None
+) -> None:
     assert the_layer(write(**changes)).scale == scale
 
 
@@ -241,7 +247,9 @@ def test_softmax_scale(write: Write, changes: dict[str, Any], scale: float | Non
         ({"add_swa_attention_sink_bias": True}, {}),
     ],
 )
-def test_features(write: Write, changes: dict[str, Any], features: dict[str, Any]) -> None:
+def test_features_are_those_of_the_architecture(
+    write: Write, changes: dict[str, Any], features: dict[str, Any]
+) -> None:
     (layer,) = model_layers(write(**changes))
     assert layer == dataclasses.replace(AttentionSpec(8, 2, 64), **features)
 
@@ -319,12 +327,12 @@ def test_a_feature_that_is_missing_is_named_with_the_model(write: Write, changes
         ({"hybrid_layer_pattern": "LG"}, "hybrid_layer_pattern in its config must be a list, not 'LG'"),
     ],
 )
-def test_a_config_without_what_is_needed(write: Write, changes: dict[str, Any], complaint: str) -> None:
+def test_a_config_without_what_is_needed_is_refused(write: Write, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ModelError, match=rf"model '.*config\.json': .*{complaint}"):
         model_layers(write(**changes))
 
 
-def test_heads_that_cannot_exist(write: Write) -> None:
+def test_heads_that_cannot_exist_are_refused(write: Write) -> None:
     with pytest.raises(SpecError, match="8 query heads are not divisible by 3 KV heads"):
         model_layers(write(num_key_value_heads=3))
 

@@ -70,7 +70,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     ],
     ids=["mixed", "prefill", "decode", "interpreter"],
 )
-def test_counts(
+def test_valid_and_rejected_variants_are_counted(
     install: Install, bucket: BatchBucket, gpu: Gpu, valid: int, rejected: dict[str, int]
 ) -> None:
     install(TOY)

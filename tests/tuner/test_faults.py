@@ -23,19 +23,19 @@ from attention_tuner.tuner.processes.worker import GpuLock, Worker
 from attention_tuner.tuner.settings import TaskResult
 
 
-def test_an_illegal_address_from_a_bad_block_table(make_faulty: MakeFaulty) -> None:
+def test_an_illegal_address_is_blamed_on_its_variant(make_faulty: MakeFaulty) -> None:
     faulty = make_faulty("illegal_address")
     result = faulty.tune(Worker(interpret=True))
     faulty.check_blame(result, "check", r"^killed by SIGSEGV")
 
 
-def test_an_endless_kernel(make_faulty: MakeFaulty) -> None:
+def test_an_endless_kernel_is_ended_and_blamed(make_faulty: MakeFaulty) -> None:
     faulty = make_faulty("endless_kernel")
     result = faulty.tune(Impatient(interpret=True, limit_s=10))
     faulty.check_blame(result, "check", r"^gave no result within 10 s")
 
 
-def test_out_of_memory(make_faulty: MakeFaulty) -> None:
+def test_running_out_of_memory_costs_no_process(make_faulty: MakeFaulty) -> None:
     faulty = make_faulty("out_of_memory")
     worker = Worker(interpret=True)
     pids: set[int | None] = set()
@@ -45,7 +45,7 @@ def test_out_of_memory(make_faulty: MakeFaulty) -> None:
     assert len(pids) == 1
 
 
-def test_a_worker_killed_by_a_variant(make_faulty: MakeFaulty) -> None:
+def test_a_variant_that_kills_its_worker_is_blamed(make_faulty: MakeFaulty) -> None:
     faulty = make_faulty("sigkill")
     result = faulty.tune(Worker(interpret=True))
     faulty.check_blame(result, "check", r"^killed by SIGKILL")
@@ -68,13 +68,13 @@ def test_a_worker_that_is_killed_from_outside_costs_no_variant(make_faulty: Make
     assert len(set(pids)) == 2
 
 
-def test_an_endless_compile(make_faulty: MakeFaulty) -> None:
+def test_an_endless_compile_is_ended_and_blamed(make_faulty: MakeFaulty) -> None:
     faulty = make_faulty("endless_compile", TARGETS["sm_90"])
     result = faulty.tune(Worker(interpret=True), CompilePool(1, limit_s=10, preload=(COMPILER,)))
     faulty.check_blame(result, "compile", r"^gave no result within 10 s")
 
 
-def test_a_compiler_that_aborts(make_faulty: MakeFaulty) -> None:
+def test_a_compiler_that_aborts_is_blamed(make_faulty: MakeFaulty) -> None:
     faulty = make_faulty("compiler_abort", TARGETS["sm_90"])
     result = faulty.tune(Worker(interpret=True), CompilePool(1))
     faulty.check_blame(result, "compile", r"^killed by SIGABRT: LLVM ERROR: Cannot select")
@@ -89,7 +89,7 @@ def test_a_variant_that_failed_is_not_tried_again(make_faulty: MakeFaulty) -> No
     assert result.best.variant.text("fault") == GOOD
 
 
-def test_two_tuners_at_once_on_one_gpu(
+def test_two_tuners_on_one_gpu_never_launch_at_once(
     make_faulty: MakeFaulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "launches.txt"

@@ -134,7 +134,7 @@ def stored_so_far(database: Path) -> int:
             return 0
 
 
-def test_a_file_that_must_not_grow(tmp_path: Path, worker: Worker) -> None:
+def test_a_file_that_must_not_grow_ends_the_run_in_a_sentence(tmp_path: Path, worker: Worker) -> None:
     database = tmp_path / "tuner.db"
     tune_here(database, worker, trials=1)
     said = sentence(run(database, TRIALS, file_limit=database.stat().st_size + 4096))
@@ -151,7 +151,7 @@ def can_mount() -> bool:
 
 
 @pytest.mark.skipif(not can_mount(), reason="no file system can be mounted here")
-def test_a_disk_that_is_full(tmp_path: Path, worker: Worker) -> None:
+def test_a_full_disk_ends_the_run_in_a_sentence(tmp_path: Path, worker: Worker) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     kept.mkdir()
@@ -182,7 +182,7 @@ time.sleep(1000)
             process.kill()
 
 
-def test_a_database_that_is_locked_for_a_moment(tmp_path: Path, worker: Worker) -> None:
+def test_a_lock_of_a_moment_costs_no_trial(tmp_path: Path, worker: Worker) -> None:
     database = tmp_path / "tuner.db"
     with ExitStack() as lock, Store.open(database, timeout_s=120) as store:
 
@@ -196,7 +196,7 @@ def test_a_database_that_is_locked_for_a_moment(tmp_path: Path, worker: Worker) 
     assert found.tried == num_rows(database) == TRIALS
 
 
-def test_a_database_that_stays_locked(tmp_path: Path, worker: Worker) -> None:
+def test_a_database_that_stays_locked_ends_the_run(tmp_path: Path, worker: Worker) -> None:
     database = tmp_path / "tuner.db"
     with ExitStack() as lock, Store.open(database, timeout_s=0.5) as store, Worker(interpret=True) as own:
         listener = Watcher(lambda done: lock.enter_context(locked(database)) if done == 2 else None)
@@ -207,7 +207,7 @@ def test_a_database_that_stays_locked(tmp_path: Path, worker: Worker) -> None:
     check_resumed(database, worker)
 
 
-def test_two_tuners_at_once_on_one_database(tmp_path: Path, worker: Worker) -> None:
+def test_two_tuners_at_once_on_one_database_lose_no_trial(tmp_path: Path, worker: Worker) -> None:
     database = tmp_path / "tuner.db"
     found = [result(process) for process in [run(database, TRIALS) for _ in range(2)]]
     # Each knows what was stored before it began, and no more: no trial of either is lost.

@@ -160,11 +160,6 @@ def test_a_left_out_shape_is_answered_from_the_others(store: Store) -> None:
     assert list(leave_one_out(alone)) == []
 
 
-def test_an_answer_that_was_not_timed_on_the_left_out_shape_has_no_loss(tmp_path: Path) -> None:
-    with Store.open(tuned(tmp_path, {SMALL: {A: 1.0}, MIDDLE: {B: 1.0}})) as store:
-        assert [each.loss for each in leave_one_out(group_of(store))] == [None, None]
-
-
 def test_an_exported_portfolio_is_what_a_lookup_answers(store: Store, tmp_path: Path) -> None:
     portfolios = portfolios_of(store, store.best_configs(), 1, checked=False)
     export_json(served_configs(store, portfolios), tmp_path / "few.json")

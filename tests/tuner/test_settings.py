@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -21,10 +20,6 @@ def test_a_count_below_one_is_refused(name: str) -> None:
 def test_an_impossible_time_is_refused(seconds: float) -> None:
     with pytest.raises(InputError, match="seconds must be a positive number"):
         Settings(seconds=seconds)
-
-
-def test_settings_can_be_written_as_json() -> None:
-    assert json.loads(json.dumps(Settings(seconds=3.5).as_json()))["regime"] == "graph-cold-burst"
 
 
 def test_a_result_counts_outcomes_and_reasons() -> None:
@@ -71,9 +66,3 @@ def test_no_stage_goes_on_after_the_end_of_the_run() -> None:
 @pytest.mark.parametrize(("seconds", "expected"), [(None, 2.0), (100.0, 2.0), (5.0, 0.5)])
 def test_closing_a_command_takes_a_tenth_of_a_short_time(seconds: float | None, expected: float) -> None:
     assert Budget().seconds_to_close(seconds) == expected
-
-
-def test_a_run_without_a_limit_never_ends() -> None:
-    budget = Budget()
-    ends = (budget.before_cross(5.0).end, budget.task_end(5.0, 3), budget.search_end(5.0, math.inf))
-    assert ends == (math.inf, math.inf, math.inf)

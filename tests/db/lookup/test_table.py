@@ -37,7 +37,7 @@ def ask(table: ConfigTable, config: BestConfig, batch: str | BatchBucket, gpu: G
     return table.lookup(config.shape.spec, asked, config.variant.page_size, gpu or config.gpu)
 
 
-def test_the_four_sources(make_config: Make):
+def test_each_of_the_four_sources_answers(make_config: Make):
     config = make_config(HYBRID)
     table = ConfigTable.of([config])
     exact, bucket = ask(table, config, HYBRID), ask(table, config, "1x513@16384,63x1@32768")

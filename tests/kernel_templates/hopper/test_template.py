@@ -17,11 +17,6 @@ def test_it_is_for_hopper_alone(gpu: Gpu):
     assert why_invalid(variant_of(), SPEC, gpu) == "it needs a GPU of capability 9.0"
 
 
-@pytest.mark.parametrize("page_size", [16, 48, 528, 2048])
-def test_any_page_size_will_do(page_size: int):
-    assert why_invalid(variant_of(page_size), SPEC, HOPPER) is None
-
-
 def test_its_stages_fit_shared_memory():
     assert why_invalid(variant_of(num_stages=3), SPEC, HOPPER) is None
     reason = "its stages exceed the GPU's shared memory"

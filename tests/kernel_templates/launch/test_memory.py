@@ -78,11 +78,6 @@ def test_takers_share_one_buffer_until_it_grows_and_then_keep_what_they_have():
     assert large.eq(3).all()
 
 
-def test_a_device_is_named_as_tensors_name_it():
-    assert indexed("cpu") == torch.empty(1).device
-    assert indexed("cuda:1") == torch.device("cuda", 1)
-
-
 @pytest.mark.gpu
 def test_the_current_gpu_is_named_as_tensors_name_it():
     assert indexed("cuda") == torch.empty(1, device="cuda").device

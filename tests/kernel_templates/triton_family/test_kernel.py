@@ -106,7 +106,7 @@ def test_a_group_larger_than_a_tile_is_split(template: str, dtype: str):
     check(variant_of(template, 16), AttentionSpec(71, 1, 64, dtype), Batch.parse("1x2@40,1x9@3"), 0)
 
 
-def test_head_size_256():
+def test_head_size_256_is_right():
     check(variant_of("fused", 16), AttentionSpec(2, 1, 256), Batch.parse("1x12@40,2x1@50"), 0)
 
 

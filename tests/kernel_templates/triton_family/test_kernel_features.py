@@ -130,7 +130,7 @@ def test_any_combination_is_right(
 @pytest.mark.parametrize(("template", "q_dtype"), [
     ("unified", "auto"), ("fused", "float8_e4m3fn"), ("persistent", "float8_e5m2"), ("two_launch", "auto"),
 ])  # fmt: skip
-def test_all_features_at_once(template: str, q_dtype: str):
+def test_all_features_at_once_are_right(template: str, q_dtype: str):
     spec = AttentionSpec(4, 2, 40, "bfloat16", "float8_e4m3fn", 37, 20.0, True, True, v_head_dim=32, has_tree_mask=True,
                          q_dtype=q_dtype)
     variant = variant_of(template, 48)
@@ -272,7 +272,7 @@ def test_scores_that_float32_holds_to_the_next_8_overflow_no_probability(unmaske
     ({}, "float8_e4m3fn", "bfloat16"), ({"sliding_window": 23}, "float8_e5m2", "float16"),
     ({"has_sinks": True}, "float8_e4m3fn", "float16"), ({"logits_soft_cap": 20.0}, "float8_e5m2", "bfloat16"),
 ], ids=str)  # fmt: skip
-def test_queries_in_8_bits(features: dict[str, Any], q_dtype: str, dtype: str):
+def test_queries_in_8_bits_are_right(features: dict[str, Any], q_dtype: str, dtype: str):
     spec = AttentionSpec(4, 2, 32, dtype, "float8_e5m2", **features, q_dtype=q_dtype)
     for waves in (0, 4):
         check(variant_of("fused", 16, block_n=16, waves=waves), spec, Batch.parse("1x12@70,2x1@130,1x0@9"))
@@ -352,7 +352,7 @@ def test_only_sequences_of_up_to_64_tokens_heed_their_words(num_tokens: int):
 
 
 @pytest.mark.parametrize(("heads", "page_size"), [((128, 1), 2048), ((71, 1), 1056), ((3, 3), 16)])
-def test_groups_of_1_to_128_and_pages_of_up_to_2048(heads: tuple[int, int], page_size: int):
+def test_groups_of_1_to_128_and_pages_of_up_to_2048_are_right(heads: tuple[int, int], page_size: int):
     spec = AttentionSpec(*heads, 32, "float16", has_sinks=True)
     check(variant_of("fused", page_size, block_m=64), spec, Batch.parse("1x2@40,1x9@30,1x0@0"))
 
@@ -392,7 +392,7 @@ HEAD_SIZES = [(80, None), (96, None), (112, None), (192, None), (192, 128), (512
 
 @pytest.mark.parametrize("template", ["unified", "fused"])
 @pytest.mark.parametrize("sizes", HEAD_SIZES, ids=str)
-def test_head_sizes(sizes: tuple[int, int | None], template: str):
+def test_all_head_sizes_are_right(sizes: tuple[int, int | None], template: str):
     head_dim, v_head_dim = sizes
     variant = variant_of(template, 32, kv_load="tma", reduction="last_program", block_m=16)
     if template == "unified":
@@ -401,7 +401,7 @@ def test_head_sizes(sizes: tuple[int, int | None], template: str):
 
 
 @pytest.mark.parametrize("template", ["persistent", "two_launch"])
-def test_the_largest_heads_with_features(template: str):
+def test_the_largest_heads_with_features_are_right(template: str):
     spec = AttentionSpec(2, 1, 512, "bfloat16", "float8_e5m2", 20, 30.0, True, True, v_head_dim=504, has_tree_mask=True)
     check(variant_of(template, 32), spec, Batch.parse("1x9@30,1x3@40"))
 

@@ -52,13 +52,6 @@ def test_tma_needs_a_gpu_and_pages_for_it(gpu: Gpu, page_size: int, reason: str 
     assert why_invalid(variant.replace(kv_load="pointer"), SPEC, gpu) is None
 
 
-def test_the_counterparts_have_the_same_choices():
-    choices = {d.name: d.choices for d in FUSED.dimensions}
-    for dimension in FUSED.dimensions:
-        if dimension.counterpart:
-            assert dimension.choices == choices[dimension.counterpart]
-
-
 def test_tma_needs_rows_of_16_bytes():
     variant = Variant.of("fused", 128, VALUES)
     reason = "TMA needs keys and values of a multiple of 16 bytes"
@@ -104,14 +97,6 @@ def test_for_one_kind_of_sequences_both_halves_are_the_same():
         found = TWO_LAUNCH.settle(VARIANT, BatchBucket.of(Batch.parse(text)))
         for name in ("block_m", "block_n", "num_warps"):
             assert found.number(name) == found.number(f"decode_{name}") == VARIANT.number(kept + name)
-
-
-def test_it_has_the_dimensions_of_fused_and_the_programs():
-    fused = {dimension.name for dimension in FUSED.dimensions}
-    assert {dimension.name for dimension in PERSISTENT.dimensions} == fused | {"programs_per_sm"}
-    choices = {dimension.name: dimension.choices for dimension in FUSED.dimensions}
-    for dimension in PERSISTENT.dimensions:
-        assert dimension.name not in choices or set(dimension.choices) <= set(choices[dimension.name])
 
 
 def test_bfloat16_partial_results_need_a_bfloat16_layer():

@@ -139,13 +139,6 @@ def help_of(name: str) -> str:
     return result.stdout
 
 
-def test_the_commands_are_these() -> None:
-    commands = get_command(cli.app).commands  # pyright: ignore
-    assert tuple(commands) == COMMANDS
-    assert tuple(commands["report"].commands) == REPORTS
-    assert help_of("report").count("Example:") == 1
-
-
 @pytest.mark.parametrize("name", LEAVES)
 def test_every_command_has_a_help_with_an_example_of_itself(name: str) -> None:
     text = help_of(name)
@@ -164,11 +157,6 @@ def test_every_option_of_a_command_has_a_help(name: str) -> None:
         assert parameter.help, parameter.name
 
 
-def test_help_is_shown_without_a_command(lines: Lines) -> None:
-    assert lines.run() == 0
-    assert "Commands:" in lines.out
-
-
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from attention_tuner.tuner.console.app import main; status = main(['tune', '--help']);"
@@ -176,11 +164,6 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"
-
-
-def test_version(lines: Lines) -> None:
-    assert lines.run("--version") == 0
-    assert re.fullmatch(r"attention-tuner (\d+\.\d+.*|unknown)\n", lines.out)
 
 
 @pytest.mark.parametrize(("line", "named"), MISTAKES, ids=[line for line, _ in MISTAKES])

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ from cli_samples import H100, Lines
 
 from attention_tuner.kernel_templates.errors import StoreError
 from attention_tuner.kernel_templates.launch import device
-from attention_tuner.tuner.console import machine as module
-from attention_tuner.tuner.console.machine import Machine, Place, consequences, examine
+from attention_tuner.tuner.console.machine import Machine, Place, examine
 from attention_tuner.tuner.measure.rates import Rates, RatesJob
 from attention_tuner.tuner.processes.worker import Worker
 
@@ -26,16 +24,6 @@ def test_examining_makes_nothing(machine: Machine, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     assert machine.database == Place(str(tmp_path / "deep" / "tuner.db"), exists=False, writable=True)
     assert machine.cores == len(os.sched_getaffinity(0))
-
-
-def test_versions_are_those_installed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    assert machine.versions["torch"] == torch.__version__
-    monkeypatch.setattr(module, "PACKAGES", ("torch", "no-such-package"))
-    again = examine(machine.database_name, Path(machine.cache.name))
-    assert again.versions["no-such-package"] == "missing"
-    assert any("no-such-package" in sentence for sentence in consequences(again))
 
 
 def test_a_place_knows_what_can_be_done_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,26 +51,6 @@ def test_a_password_is_not_told(machine: Machine) -> None:
     told = examine("postgresql+psycopg://user:secret@host/name", Path(machine.cache.name))
     assert "secret" not in str(told)
     assert told.database_name == "postgresql+psycopg://user:***@host/name"
-
-
-def test_without_a_gpu_the_interpreter_is_announced(machine: Machine) -> None:
-    told = " ".join(consequences(machine))
-    assert "regime interpreter" in told
-
-
-def test_with_a_gpu_its_measuring_is_announced(machine: Machine) -> None:
-    told = " ".join(consequences(replace(machine, gpu=H100)))
-    assert "NVIDIA H100" in told
-    assert "50 MiB of L2" in told
-    assert "interpreter" not in told
-
-
-def test_what_cannot_be_written_is_told(machine: Machine) -> None:
-    closed = Place("/closed", exists=True, writable=False)
-    told = list(consequences(replace(machine, database=closed, cache=closed)))
-    assert any("stored in /closed" in sentence and "--db" in sentence for sentence in told)
-    assert any("kept in /closed" in sentence for sentence in told)
-    assert not any("/closed" in sentence for sentence in consequences(machine))
 
 
 @pytest.fixture

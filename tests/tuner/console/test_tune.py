@@ -125,12 +125,6 @@ def test_of_a_mixed_model_both_kinds_are_tuned_and_named(lines: Lines, search: S
             f"full_attention ({full})\n") in lines.err
 
 
-def test_a_layer_or_a_model_of_one_kind_is_not_explained(lines: Lines, search: Search) -> None:
-    assert lines.run("tune", "--model", "llama-3-8b", "--sampler", "random", "--dry-run") == 0
-    assert "kinds of attention layers" not in lines.err
-    assert search.tasks == ()
-
-
 @pytest.mark.parametrize(("flags", "regime"), [
     ([], "graph-cold-burst"), (["--warm"], "graph-warm-burst"), (["--eager"], "eager-cold-burst"),
     (["--warm", "--eager"], "eager-warm-burst"),

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from attention_tuner.kernel_templates.launch import device
 from attention_tuner.kernel_templates.outcome import CaseResult, Check, Failed, Regime, Timed, Timing, Wrong
 from attention_tuner.kernel_templates.sources import environment
 from attention_tuner.search_spaces import space
-from attention_tuner.tuner.console.variants import PRINTED
 from attention_tuner.tuner.full_check.checks import FullCheckJob
 from attention_tuner.tuner.measure.jobs import MeasureJob
 from attention_tuner.tuner.processes.worker import Worker
@@ -59,17 +57,6 @@ def test_generate_lists_the_variants_and_counts_the_rest(lines: Lines) -> None:
     assert len(lines.out.splitlines()) == 4
     assert all(line.startswith("unified:page_size=16,") for line in lines.out.splitlines())
     assert "rejected because TMA needs pages that its key tiles divide" in lines.err
-
-
-@pytest.mark.usefixtures("small_space")
-def test_generate_prints_some_unless_all_are_asked_for(lines: Lines) -> None:
-    assert lines.run("generate", *SHAPE, "--gpu", "interpreter") == 0
-    assert len(lines.out.splitlines()) == PRINTED
-    assert f"the first {PRINTED} valid ones follow" in lines.err
-    valid = int(re.findall(r"(\d+) valid", lines.err)[0])
-    assert lines.run("generate", *SHAPE, "--gpu", "interpreter", "--all") == 0
-    assert len(lines.out.splitlines()) == valid > PRINTED
-    assert "follow" not in lines.err
 
 
 @pytest.mark.parametrize("command", ["check", "bench"])

@@ -94,11 +94,6 @@ def test_a_race_is_steady_when_as_many_blocks_count_as_were_asked_for() -> None:
     assert not RaceResult({}, 3, 6, (0.1,) * 6).is_steady
 
 
-def test_a_race_that_nobody_spoilt_raises() -> None:
-    with pytest.raises(JobError, match="hung"):
-        RaceJob(TASK, (ONE, TWO), 10).result_after(JobError("hung"), never)
-
-
 def test_what_comes_before_the_blocks_of_a_race_counts_against_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     patience: list[float] = []
 
