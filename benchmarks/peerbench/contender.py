@@ -1,4 +1,4 @@
-"""The contenders of a race (one kernel on one batch each), and the peers that they come from."""
+"""Contenders of a race (one kernel on one batch each), and the peers that provide them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from attention_tuner.kernel_templates.task import Task
 
 
 class MissingError(Exception):
-    """A peer's library cannot be imported, for the reason named."""
+    """A peer's library cannot be imported; the message gives the reason."""
 
 
 class RefusedError(Exception):
-    """A contender cannot run a batch, for the reason named."""
+    """A contender cannot run a batch; the message gives the reason."""
 
 
 class Contender(abc.ABC):
     """One kernel on the batch of one task.
 
-    `prepare` does the work of an engine's step for one set of tensors, before the set is run; it is not timed. `run` is
-    the work of one layer, and can be captured in a CUDA graph once it has run.
+    `prepare` does an engine's work per step for one set of tensors; it is not timed. `run` is the work of one layer,
+    and can be captured in a CUDA graph after a first run.
     """
 
-    # A stopwatch reads this of a launcher: false if the grid is the batch's own.
+    # Read by the stopwatch, as for a launcher.
     settings = Settings()
 
     def __init__(self, task: Task) -> None:
@@ -40,7 +40,7 @@ class Contender(abc.ABC):
         self.spec = task.spec
         self.max_query = max(query_len for query_len, _ in task.batch.sequences)
         self.max_kv = max(task.batch.kv_lens)
-        # The results of `prepare`, by the identity of the tensors.
+        # Results of `prepare`, by identity of the tensors.
         self.made: dict[int, Any] = {}
 
     def prepare(self, tensors: Tensors) -> None:  # noqa: B027 - most need nothing
@@ -48,14 +48,14 @@ class Contender(abc.ABC):
 
     @abc.abstractmethod
     def run(self, tensors: Tensors) -> Any:
-        """Launch on the current stream, into `tensors.out` or what is returned."""
+        """Launch on the current stream; write to `tensors.out` or return the output."""
 
     def output(self, tensors: Tensors, returned: Any) -> torch.Tensor:
         """The output [num_tokens, num_q_heads, head_dim] of a run that returned `returned` (not timed)."""
         return tensors.out
 
     def release(self, tensors: Tensors) -> None:
-        """Drop what was made for `tensors`, which are not run again."""
+        """Drop the results of `prepare` for `tensors`, which are not run again."""
         self.made.pop(id(tensors), None)
 
 
@@ -72,7 +72,7 @@ class Peer:
     """A kernel of another project."""
 
     name: str
-    # The data that it reads, and the work left out of its time.
+    # The data that it reads, and the work that is not timed.
     given: str
     # Imports it; raises `MissingError`.
     load: Callable[[Places], Loaded]
@@ -80,7 +80,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A peer that could be imported."""
+    """An imported peer."""
 
     make: Callable[[Task], Contender]
     # The version of its library.
@@ -88,7 +88,7 @@ class Loaded:
 
 
 def gathered(cache: torch.Tensor, tensors: Tensors, task: Task) -> torch.Tensor:
-    """All sequences' keys or values back to back: [sum of kv_lens, num_kv_heads, head_dim], contiguous."""
+    """Keys or values of all sequences, concatenated: [sum of kv_lens, num_kv_heads, head_dim]."""
     parts = (gather(cache, tensors.block_table[i], kv_len) for i, kv_len in enumerate(task.batch.kv_lens))
     return torch.cat(list(parts))
 

@@ -1,4 +1,4 @@
-"""flash-attn 3 as vLLM ships it and runs it on Hopper: one library, called as `vllm_flash_attn` calls it."""
+"""flash-attn 3 as vLLM ships it for Hopper, called as `vllm_flash_attn` calls it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIBRARY = Path("vllm", "vllm_flash_attn", "_vllm_fa3_C.abi3.so")
 
 
 class FlashAttention3(Contender):
-    """`fwd` of `ops`, with scheduler metadata made once per step; with `num_splits` 0 it chooses the splits."""
+    """`fwd` of `ops`, with scheduler metadata made once per step. With `num_splits` 0 it chooses the splits itself."""
 
     def __init__(self, task: Task, ops: Any, num_splits: int) -> None:
         super().__init__(task)
@@ -27,7 +27,7 @@ class FlashAttention3(Contender):
         self._metadata: torch.Tensor | None = None
 
     def prepare(self, tensors: Tensors) -> None:
-        """Make the scheduler metadata, which depends on lengths alone."""
+        """Make the scheduler metadata, which depends only on lengths."""
         if self._metadata is None:
             spec = self.spec
             self._metadata = self._ops.get_scheduler_metadata(
@@ -39,7 +39,7 @@ class FlashAttention3(Contender):
             )  # fmt: skip
 
     def run(self, tensors: Tensors) -> Any:
-        """One launch, and the reduction where it splits."""
+        """Launch the kernel, and the reduction if KV is split."""
         return self._ops.fwd(
             tensors.q, tensors.k_cache, tensors.v_cache,
             None, None, None,  # k_new, v_new, q_v

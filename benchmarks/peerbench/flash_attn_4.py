@@ -16,14 +16,14 @@ from .contender import Contender, Loaded, MissingError, Peer, Places, reason_of
 
 
 class FlashAttention4(Contender):
-    """`flash_attn_varlen_func` with a page table. It takes no output tensor, and does not split on Hopper."""
+    """`flash_attn_varlen_func` with a page table. It takes no output tensor and does not split KV on Hopper."""
 
     def __init__(self, task: Task, flash_attn_varlen_func: Any) -> None:
         super().__init__(task)
         self._function = flash_attn_varlen_func
 
     def run(self, tensors: Tensors) -> Any:
-        """One launch."""
+        """Launch the kernel."""
         return self._function(
             tensors.q, tensors.k_cache, tensors.v_cache, cu_seqlens_q=tensors.query_start_loc,
             max_seqlen_q=self.max_query, max_seqlen_k=self.max_kv, seqused_k=tensors.kv_lens,

@@ -20,8 +20,9 @@ WORKSPACE_BYTES = 384 << 20
 
 
 class FlashInfer(Contender):
-    """A wrapper that plans the batch once per step; `indices` names its attribute that holds the pages to read."""
+    """A wrapper that plans the batch once per step."""
 
+    # The wrapper's attribute with the pages to read.
     indices = "_paged_kv_indices_buf"
 
     def __init__(self, task: Task, flashinfer: Any) -> None:
@@ -31,7 +32,7 @@ class FlashInfer(Contender):
         self._wrapper: Any = None
 
     def prepare(self, tensors: Tensors) -> None:
-        """List the pages, and plan once: a plan depends on lengths alone, and serves every set of tensors."""
+        """List the pages, and plan once: a plan depends only on lengths and serves all sets of tensors."""
         rows = (tensors.block_table[row, :count] for row, count in enumerate(self._pages))
         indices = self.made[id(tensors)] = torch.cat(list(rows))
         if self._wrapper is None:
@@ -42,7 +43,7 @@ class FlashInfer(Contender):
         raise NotImplementedError
 
     def run(self, tensors: Tensors) -> Any:
-        """One launch, and the reduction where it splits."""
+        """Launch the kernel, and the reduction if KV is split."""
         setattr(self._wrapper, self.indices, self.made[id(tensors)])
         return self._wrapper.run(tensors.q, (tensors.k_cache, tensors.v_cache), out=tensors.out)
 
@@ -122,7 +123,7 @@ class FlashInferDecode(FlashInfer):
 
 
 def _load(places: Places, make: Callable[..., Contender]) -> Loaded:
-    # FlashInfer loads its modules only when it plans: a missing one is then a failure on that batch.
+    # FlashInfer loads its modules when it plans, so a missing module is a failure on that batch.
     try:
         import flashinfer  # pyright: ignore[reportMissingImports]
     except ImportError as error:

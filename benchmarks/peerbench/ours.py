@@ -1,4 +1,4 @@
-"""This project's own contenders: for each template, the config from a lookup or a stored trial."""
+"""This project's contenders: for each template, the config of a lookup or a stored trial."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ GRAPH = Regime("graph")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A variant that may be this project's best, and its source."""
+    """A variant that may be this project's best."""
 
     variant: Variant
     source: str
 
     @property
     def is_plain(self) -> bool:
-        """True if it is plain Triton, which runs on other GPUs too."""
+        """True if it is plain Triton, which also runs on other GPUs."""
         return template_of(self.variant).is_portable
 
 
@@ -56,15 +56,15 @@ class Ours(Contender):
         self.launcher.run(tensors)
 
     def prepare(self, tensors: Tensors) -> None:
-        """Fill the workspaces with NaN, so that no result of an earlier run is taken for this one's."""
+        """Fill the workspaces with NaN, so that results of an earlier run cannot pass as new ones."""
         for workspace in self.launcher.workspaces():
             workspace.fill_(torch.nan)
 
 
 class Configs:
-    """The sources of candidates: databases or else the default one, exported files, and the configs that ship.
+    """The sources of candidates: databases (by default the user's), exported files and the shipped configs.
 
-    Raises `StoreError` for a source that cannot be read.
+    Raises `StoreError` for an unreadable source.
     """
 
     def __init__(self, databases: Sequence[str] = (), exports: Sequence[Path] = ()) -> None:
@@ -76,9 +76,9 @@ class Configs:
         self.id = self._table(self._configs).id
 
     def candidates(self, task: Task, gpu: Gpu) -> list[Candidate]:
-        """The candidates for `task`: one of each template with a config or a trial.
+        """The candidates for `task`: one for each template with a config or a trial.
 
-        Without any, and without any in plain Triton, the heuristic's first choice stands in.
+        If there is no candidate, or none in plain Triton, the heuristic's first choice is added.
         """
         found: dict[str, Candidate] = {}
         for template in dict.fromkeys(config.variant.template for config in self._configs):
@@ -87,7 +87,7 @@ class Configs:
             if answer.config is not None:
                 found[template] = Candidate(answer.variant, f"{answer.source}{', stale' * answer.stale}")
         for variant in self._tried(task, gpu):
-            # A trial on this batch counts more than a config of a bucket nearby.
+            # A trial on this batch comes before a config of a neighbour.
             if variant.template not in found or found[variant.template].source.startswith("neighbour"):
                 found[variant.template] = Candidate(variant, "trial")
         if not any(candidate.is_plain for candidate in found.values()):
@@ -99,7 +99,7 @@ class Configs:
         return list(found.values())
 
     def _tried(self, task: Task, gpu: Gpu) -> Iterable[Variant]:
-        """The fastest timed variant of each template among the databases' trials on this batch."""
+        """The fastest timed variant of each template in the databases' trials on this batch."""
         best: dict[str, Timed] = {}
         for where in self._databases:
             with Store.open(where, create=False) as store:
@@ -124,9 +124,9 @@ class Configs:
 
 
 def compile_ahead(candidates: Mapping[Task, Sequence[Candidate]], gpu: Gpu) -> None:
-    """Compile all candidates on all cores, into the cache that this process reads.
+    """Compile all candidates on all cores, into this process's cache.
 
-    A candidate that cannot be compiled fails again, with the reason, when it is run.
+    A candidate that does not compile fails again when it runs, with the reason.
     """
     os.environ["TRITON_CACHE_DIR"] = str(triton_cache())
     with CompilePool() as pool:

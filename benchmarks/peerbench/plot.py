@@ -1,4 +1,4 @@
-"""The picture of the results: every contender's time over the floor."""
+"""Plot of the results: every contender's time divided by the floor."""
 
 # pyright: basic
 from __future__ import annotations
@@ -27,7 +27,7 @@ def plot(results: Results, path: Path) -> None:
     for axis, page in zip(axes[0], pages, strict=False):
         cells = [cell for cell in results.cells.values() if cell.page_size == page]
         for index, name in enumerate(names):
-            # The last of several runs counts, as in the tables.
+            # The last run counts, as in the tables.
             last = [{entry.name: median_ms(entry) for entry in cell.entries if median_ms(entry)} for cell in cells]
             places = [(times[name] / cells[row].floor_ms, row) for row, times in enumerate(last) if name in times]
             if places:

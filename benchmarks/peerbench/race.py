@@ -1,4 +1,4 @@
-"""The race on one batch and page size: check every contender against the oracle, then time all in turns."""
+"""The race on one batch and page size: checks every contender against the oracle, then times all in turns."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .contender import Contender, RefusedError, reason_of
 from .ours import GRAPH, Candidate, Ours
 
 SEED = 0
-# For a contender slower than the fastest by this factor one launch suffices.
+# A contender slower than the fastest by this factor is timed by one launch only.
 MUCH_SLOWER = 20.0
 
 
 class DeviceLostError(Exception):
-    """The GPU does not answer this process any more; the entry of the contender to blame has the reason."""
+    """The GPU does not respond any more. The entry of the contender at fault has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Entry:
     """The result of one contender."""
 
     name: str
-    # "timed", "slow" (one eager launch sufficed), "wrong", "refused" or "failed".
+    # "timed", "slow" (timed by one eager launch), "wrong", "refused" or "failed".
     state: str
-    # The run of the script; ratios are taken within one run.
+    # Number of the script's run. Ratios compare entries of one run.
     run: int
     reason: str = ""
     variant: str | None = None
@@ -50,7 +50,7 @@ class Entry:
 
 
 class Race:
-    """The contenders of one workbench in run number `run`, which read the same tensors."""
+    """The contenders of one workbench in run number `run`; all read the same tensors."""
 
     def __init__(self, bench: Workbench, run: int) -> None:
         self._bench = bench
@@ -72,17 +72,17 @@ class Race:
         self._enter(blank, make)
 
     def enter(self, name: str, make: Callable[[], Contender]) -> None:
-        """Check and prepare the contender that `make` returns; this project's own come first."""
+        """Check and prepare the contender that `make` returns. Call this after `enter_ours`."""
         self._enter(Entry(name, "failed", self._run), make)
 
     def zero_unused(self) -> None:
-        """Replace the NaN in unused cache slots by zeros: peers may multiply them by a probability of 0."""
+        """Replace NaN in unused cache slots by zeros, because peers may multiply them by a probability of 0."""
         for tensors in (self._checker.tensors, *self._bench.buffers(GRAPH)):
             for cache in (tensors.k_cache, tensors.v_cache):
                 cache.nan_to_num_(nan=0.0)
 
     def time(self, rounds: int) -> None:
-        """Take a sample of each right contender in each of `rounds` rounds, which begin with different ones."""
+        """Take a sample of each correct contender in each of `rounds` rounds; the order rotates."""
         samples: dict[str, list[float]] = defaultdict(list)
         for turn in range(rounds):
             names = list(self._watches)
@@ -125,7 +125,7 @@ class Race:
         return replace(entry, state="timed")
 
     def _checked(self, contender: Contender) -> tuple[Check, float]:
-        """The check and the milliseconds of a second launch, which shows what the first one left behind."""
+        """The check and the milliseconds of a second launch, which would show leftovers of the first one."""
         tensors = self._checker.tensors
         contender.prepare(tensors)
         contender.run(tensors)

@@ -1,4 +1,4 @@
-"""The rates of a GPU from which the floor of a batch is computed."""
+"""The rates of a GPU, from which the floor of a batch is computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.tuner.measure.rates import Rates, measure_rates
 
-# The highest rates of any run on this GPU; a single run measures a little less.
+# The highest rates measured on this GPU; a single run measures slightly less.
 KNOWN_RATES = {"NVIDIA H200": Rates(4.5, 790.0)}
 
 

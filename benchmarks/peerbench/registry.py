@@ -1,4 +1,4 @@
-"""All known peers, and how they are loaded."""
+"""All known peers, and their loading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PEERS: tuple[Peer, ...] = (
 
 
 def load(peers: Iterable[Peer], places: Places) -> dict[str, Loaded | str]:
-    """Load the peers; by name, each loaded peer or the reason why it is missing."""
+    """Load the peers. By name: the loaded peer, or the reason that it is missing."""
     return {peer.name: _loaded(peer, places) for peer in peers}
 
 

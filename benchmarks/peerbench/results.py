@@ -1,4 +1,4 @@
-"""The results file: the measurements cell by cell, and their summary."""
+"""The results file: measurements by cell, and their summary."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Cell:
     page_size: int
     spec: str
     batch: str
-        # The time that no kernel can beat at the rates of the file.
+    # Lower bound on the time, from the rates in the file.
     floor_ms: float
     read_bytes: int
     flops: float
     entries: list[Entry] = field(default_factory=list[Entry])
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """The `names` without an entry; `OURS` stands for any of this project's own."""
+        """The `names` without an entry; `OURS` means any of this project's contenders."""
         known = {OURS if entry.name.startswith(OURS) else entry.name for entry in self.entries}
         return [name for name in names if name not in known]
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Add the entries of a run. A peer keeps its last entry, this project's own keep one for each run."""
+        """Add the entries of a run. A peer keeps its last entry; this project's contenders keep one per run."""
         new = list(entries)
         names = {entry.name for entry in new if not entry.name.startswith(OURS)}
         self.entries = [entry for entry in self.entries if entry.name not in names] + new
@@ -53,7 +53,7 @@ class Cell:
         return [entry for entry in self.entries if not entry.name.startswith(OURS)]
 
     def ratio(self, peer: Entry, plain: bool = False) -> float | None:
-        """A peer's time over this project's in the same run; above 1 the peer is slower."""
+        """A peer's time divided by this project's in the same run; above 1 the peer is slower."""
         own = self.ours(peer.run, plain)
         mine, theirs = own and median_ms(own), median_ms(peer)
         return theirs / mine if mine and theirs else None
@@ -63,7 +63,7 @@ class Cell:
         return min((e for e in self.peers() if self.ratio(e)), key=lambda e: self.ratio(e) or math.inf, default=None)
 
     def standing(self) -> dict[str, Any]:
-        """The cell's figures, None if unknown; this project's are of the run of the best peer, or of the last run."""
+        """The cell's figures, None if unknown. This project's times are of the best peer's run, else the last run."""
         best = self.best_peer()
         run = best.run if best else max((entry.run for entry in self.entries), default=0)
         own, plain = self.ours(run), self.ours(run, plain=True)
@@ -79,14 +79,14 @@ class Cell:
 
 
 def median_ms(entry: Entry) -> float | None:
-    """The median of an entry's samples, None if it was not timed."""
+    """The median of an entry's samples; None if it was not timed."""
     return statistics.median(entry.samples_ms) if entry.state == "timed" and entry.samples_ms else None
 
 
 class Results:
-    """The contents of a results file, which is written whole or not at all.
+    """The contents of a results file, which is written atomically.
 
-    A second file names the contender at work: if the process dies with it, the next process records that.
+    A second file names the running contender. If the process dies, the next process records this contender as failed.
     """
 
     def __init__(self, out: Path) -> None:
@@ -104,15 +104,15 @@ class Results:
         return len(self.document["runs"])
 
     def begin(self, record: Mapping[str, Any]) -> None:
-        """Begin a run; `record` says how and where it runs."""
+        """Begin a run; `record` holds its command, host, GPU and versions."""
         self.document["runs"].append(record)
 
     def cell(self, new: Cell) -> Cell:
-        """The cell of `new`'s workload and page size, `new` itself if there is none."""
+        """The known cell of `new`'s workload and page size; `new` itself if there is none."""
         return self.cells.setdefault(f"{new.workload} page {new.page_size}", new)
 
     def at(self, cell: Cell, name: str) -> None:
-        """Note the contender at work, "" for none."""
+        """Note the running contender; "" for none."""
         if not name:
             self._marker.unlink(missing_ok=True)
             return
@@ -130,7 +130,7 @@ class Results:
         partial.replace(self.out)
 
     def summary(self) -> list[dict[str, Any]]:
-        """The geometric mean and the least of the ratios, for each page size and kind of batch, and for all kinds."""
+        """The geometric mean and minimum of the ratios, for each page size and kind of batch, and for all kinds."""
         pages = sorted({cell.page_size for cell in self.cells.values()})
         return [
             {"page_size": page, "kind": kind, **_summary([
@@ -140,7 +140,7 @@ class Results:
         ]  # fmt: skip
 
     def pages(self) -> dict[str, float]:
-        """This project's time at the smallest page size over that at the largest, of each workload with both."""
+        """This project's time at the smallest page size divided by that at the largest, by workload."""
         times: dict[str, dict[int, float]] = {}
         for cell in self.cells.values():
             ms = cell.standing()["ours_ms"]

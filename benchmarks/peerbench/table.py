@@ -1,4 +1,4 @@
-"""The results as tables: how this project stands, and every contender's time."""
+"""Tables of the results: this project against the best peer, and every contender's time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.text import Text
 from .race import Entry
 from .results import OURS, Results, median_ms
 
-# Wide enough for a column for each contender where the output is no terminal.
+# Width if the output is no terminal: enough for a column per contender.
 WIDTH = 240
 
 
 def show(results: Results) -> None:
-    """Print the tables and what is missing."""
+    """Print the tables and the notes."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     for page in sorted({cell.page_size for cell in results.cells.values()}):
         console.print(standing_table(results, page), times_table(results, page))
@@ -27,7 +27,7 @@ def show(results: Results) -> None:
 
 
 def standing_table(results: Results, page: int) -> Table:
-    """This project beside the best peer, batch by batch, and the geometric means by kind."""
+    """This project and the best peer by batch, and the geometric means by kind."""
     columns = ("floor", "ours", "of floor", "plain Triton", "best peer", "ms", "peer / ours", "vLLM Triton / ours",
                "vLLM Triton / plain")  # fmt: skip
     table = Table("batch", *(_right(name) for name in columns), title=f"pages of {page}: ms a launch")
@@ -51,21 +51,21 @@ def standing_table(results: Results, page: int) -> Table:
 
 
 def times_table(results: Results, page: int) -> Table:
-    """Every contender's median, or in what state it ended."""
+    """Every contender's median, or its final state."""
     cells = [cell for cell in results.cells.values() if cell.page_size == page]
     names = list(dict.fromkeys(entry.name for cell in cells for entry in cell.entries))
     names.sort(key=lambda name: not name.startswith(OURS))
     absent = [name for name, facts in results.document["peers"].items() if facts["missing"] and name not in names]
     table = Table("batch", *(_right(name) for name in (*names, *absent)))
     for cell in cells:
-        # The last entry of a name is that of its last run.
+        # The last entry of a name is from its last run.
         last = {entry.name: entry for entry in cell.entries}
         table.add_row(cell.workload, *(_state(last.get(name)) for name in names), *["missing"] * len(absent))
     return table
 
 
 def notes(results: Results) -> list[str]:
-    """The reasons why peers are missing or contenders were not timed, each once."""
+    """The reasons that peers are missing or contenders were not timed, each once."""
     lines = [f"missing: {name}: {facts['missing']}" for name, facts in results.document["peers"].items()
              if facts["missing"]]  # fmt: skip
     reasons: dict[tuple[str, str, str], list[str]] = {}

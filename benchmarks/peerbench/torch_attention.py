@@ -1,6 +1,6 @@
 """torch's own attention: varlen, FlexAttention, and scaled_dot_product_attention with its cuDNN backend.
 
-None of them reads a page table in the versions supported here: each gets copies of K and V, made once and not timed.
+In the supported versions none of them reads a page table, so each gets copies of K and V, made once and not timed.
 """
 
 # pyright: basic
@@ -26,12 +26,12 @@ MOST_OF_FREE = 0.5
 
 
 class TorchVarlen(Contender):
-    """`torch.nn.attention.varlen.varlen_attn` on the sequences' keys back to back."""
+    """`torch.nn.attention.varlen.varlen_attn` on concatenated K and V."""
 
     def __init__(self, task: Task, varlen_attn: Any) -> None:
         super().__init__(task)
         self._varlen_attn = varlen_attn
-        # Newer versions want to be told that query heads share KV heads.
+        # Newer versions need an option if query heads share KV heads.
         self._options = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
     def prepare(self, tensors: Tensors) -> None:
@@ -40,7 +40,7 @@ class TorchVarlen(Contender):
         self.made[id(tensors)] = k, v, starts_of(self.batch.kv_lens, k.device)
 
     def run(self, tensors: Tensors) -> Any:
-        """One launch."""
+        """Launch the kernel."""
         k, v, kv_starts = self.made[id(tensors)]
         return self._varlen_attn(tensors.q, k, v, tensors.query_start_loc, kv_starts, self.max_query, self.max_kv,
                                  scale=self.spec.softmax_scale, window_size=(-1, 0), **self._options)  # fmt: skip
@@ -51,7 +51,7 @@ class TorchVarlen(Contender):
 
 
 class Flex(Contender):
-    """`flex_attention`, compiled, on all sequences as one, told apart by its block mask."""
+    """Compiled `flex_attention` on all sequences as one; a block mask separates them."""
 
     def __init__(self, task: Task, flex_attention: Any) -> None:
         super().__init__(task)
@@ -59,11 +59,11 @@ class Flex(Contender):
         self._block_mask: Any = None
 
     def prepare(self, tensors: Tensors) -> None:
-        """Copy K and V, and make the block mask, which depends on lengths alone."""
+        """Copy K and V, and make the block mask, which depends only on lengths."""
         k, v = (gathered(cache, tensors, self.task) for cache in (tensors.k_cache, tensors.v_cache))
         self.made[id(tensors)] = _heads_first(k), _heads_first(v)
         if self._block_mask is None:
-            # Every batch is compiled anew: the compiler must not count one as the recompilation of another.
+            # Every batch compiles anew. Without the reset, the compiler counts each as a recompilation of the last.
             torch.compiler.reset()
             self._block_mask = self._mask(tensors.q.device)
 
@@ -74,7 +74,7 @@ class Flex(Contender):
         kv_lens = torch.tensor(self.batch.kv_lens, device=device)
         sequence = torch.arange(self.batch.num_seqs, device=device)
         of_query, of_key = (sequence.repeat_interleave(lengths) for lengths in (query_lens, kv_lens))
-        # Absolute positions: where a token stands in its own sequence.
+        # Absolute positions of tokens in their sequences.
         query_position = _positions(query_lens) + (kv_lens - query_lens)[of_query]
         key_position = _positions(kv_lens)
 
@@ -84,7 +84,7 @@ class Flex(Contender):
         return create_block_mask(visible, None, None, len(of_query), len(of_key), device=str(device))
 
     def run(self, tensors: Tensors) -> Any:
-        """One launch, and the reduction where it splits."""
+        """Launch the kernel, and the reduction if KV is split."""
         k, v = self.made[id(tensors)]
         return self._flex_attention(_heads_first(tensors.q), k, v, block_mask=self._block_mask,
                                     scale=self.spec.softmax_scale, enable_gqa=True)  # fmt: skip
@@ -103,7 +103,7 @@ class Group:
     # [num_seqs, num_kv_heads, longest, head_dim]
     k: torch.Tensor
     v: torch.Tensor
-    # Added to the scores [num_seqs, 1, query_len, longest]; None if nothing is hidden beside what `is_causal` hides.
+    # Added to the scores [num_seqs, 1, query_len, longest]; None if `is_causal` hides all that must be hidden.
     mask: torch.Tensor | None
     is_causal: bool
 
@@ -146,7 +146,7 @@ class Sdpa(Contender):
         return Group(rows, k.transpose(1, 2), v.transpose(1, 2), mask, is_causal)
 
     def run(self, tensors: Tensors) -> Any:
-        """One launch for each query length, its queries taken from q and its output put in its place."""
+        """Launch once per query length: gather the queries from q, and scatter the output."""
         from torch.nn.attention import sdpa_kernel
 
         with sdpa_kernel(self._backend):
@@ -164,7 +164,7 @@ def _heads_first(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _positions(lengths: torch.Tensor) -> torch.Tensor:
-    """0, 1, ... anew for each of some lengths, back to back."""
+    """Positions 0, 1, ... of each sequence, concatenated."""
     starts = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
 
@@ -201,6 +201,6 @@ PEERS = (
     Peer("torch_varlen", _COPIES + "back to back", _load_varlen),
     Peer("cudnn", _COPIES + "padded to the longest sequence of each query length, with a mask where needed; "
          "reordering q and out is timed", _load_cudnn),
-    Peer("flex_attention", _COPIES + "back to back as one sequence, told apart by a block mask that is made once; "
+    Peer("flex_attention", _COPIES + "back to back as one sequence, separated by a block mask that is made once; "
          "compiled by torch.compile", _load_flex),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""vLLM's Triton backend: its kernel with the backend's choices, outside its engine."""
+"""vLLM's Triton backend: its kernel with the backend's settings, outside its engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class VllmTriton(Contender):
         self._scratch: tuple[torch.Tensor, ...] = ()
 
     def prepare(self, tensors: Tensors) -> None:
-        """Make the scratch of its split decode kernel, which the backend makes once."""
+        """Make the scratch of the split-KV decode kernel once, as the backend does."""
         if not self._scratch:
             rows = self._threshold * min(self.max_query, MAX_3D_QUERY_LEN)
             shape = (rows, self.spec.num_q_heads, NUM_PAR_SOFTMAX_SEGMENTS)
@@ -47,7 +47,7 @@ class VllmTriton(Contender):
             self._scratch = empty((*shape, self.spec.head_dim)), empty(shape), empty(shape)
 
     def run(self, tensors: Tensors) -> Any:
-        """One launch, and the reduction where it splits."""
+        """Launch the kernel, and the reduction if KV is split."""
         output, maxima, sums = self._scratch
         self._unified_attention(
             q=tensors.q, k=tensors.k_cache, v=tensors.v_cache, out=tensors.out, cu_seqlens_q=tensors.query_start_loc,
@@ -60,13 +60,13 @@ class VllmTriton(Contender):
 
 
 def version_of(folder: Path) -> str:
-    """vLLM's version, from the `vllm-*.dist-info` beside it."""
+    """vLLM's version, from the `vllm-*.dist-info` in `folder`."""
     found = sorted(folder.glob("vllm-*.dist-info"))
     return found[-1].name.split("-")[1].removesuffix(".dist") if found else "of unknown version"
 
 
 def stand_ins(folder: Path) -> dict[str, ModuleType]:
-    """Modules under the names that the kernel's file imports, for a host without vLLM."""
+    """Substitutes for the modules that the kernel's file imports, for a host without vLLM."""
     import triton
 
     class KVQuantMode(enum.IntEnum):
@@ -97,7 +97,7 @@ def stand_ins(folder: Path) -> dict[str, ModuleType]:
     modules = {name: ModuleType(name) for name in (*packages, *contents)}
     for name, module in modules.items():
         vars(module).update(contents.get(name, {}))
-        # Other libraries may look up whether vllm is installed, which fails for a module without a spec.
+        # Other libraries may test if vllm is installed, which fails for a module without a spec.
         module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=name in packages)
         parent, _, last = name.rpartition(".")
         if parent:

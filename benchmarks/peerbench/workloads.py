@@ -1,4 +1,4 @@
-"""The thirteen workloads: the batches of suite `hopper13`, three of them on one GPU of eight as well."""
+"""The thirteen workloads: batches of suite `hopper13`, some of them for one GPU of eight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ORDER = (
     "decode_4x64k_tp8", "decode_1x128k", "decode_256x1k", "verify_32x6@20k", "chunk_512@32k_tp8", "chunk_512@32k",
     "chunk_2048@32k", "prefill_8k",
 )  # fmt: skip
-# Small enough for the interpreter, whose bfloat16 is wrong in kernels that do not work around it.
+# Small enough for the interpreter. Its bfloat16 is wrong in kernels without a workaround, hence float16.
 SMALL = AttentionSpec(4, 2, 64, "float16")
 
 
@@ -37,7 +37,7 @@ class Workload:
 
 
 def workloads(interpreter: bool = False) -> list[Workload]:
-    """The thirteen workloads, or small ones that the interpreter runs in a second each."""
+    """The thirteen workloads, or small ones for the interpreter (about a second each)."""
     if interpreter:
         return [Workload(text, SMALL, Batch.parse(text)) for text in INTERPRETER_BATCHES]
     batches = named_batches("hopper13")

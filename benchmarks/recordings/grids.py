@@ -1,8 +1,8 @@
 """Grids: declared parts of a search space, small enough to measure every variant.
 
 A grid file is a JSON object with `name`, `description`, `spec` (an attention layer) and `parts`. A part has a
-`page_size`, a `suite` and the names of some of its `batches`, and `templates`: for each template the values of some
-dimensions. Its variants are all combinations that are valid for the layer; other dimensions have their first choice.
+`page_size`, a `suite`, the names of some of its `batches`, and `templates`: for each template, the values of some
+dimensions. Other dimensions have their first choice. Its variants are all valid combinations of the values.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Values = Mapping[str, tuple[Value, ...]]
 
 @dataclass(frozen=True, slots=True)
 class GridPart:
-    """Batches that share one page size and the values to try."""
+    """Batches with one page size and the same values to try."""
 
     page_size: int
     batches: tuple[Batch, ...]
-    # By template, the values to try of every dimension.
+    # The values to try, by template and dimension.
     templates: Mapping[str, Values]
 
     def variants(self, spec: AttentionSpec, batch: Batch, gpu: Gpu) -> tuple[Variant, ...]:
@@ -54,7 +54,7 @@ class GridPart:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A declared grid over one attention layer. Raises `InputError` where two parts share a batch and page size."""
+    """A declared grid over one attention layer. Raises `InputError` if two parts share a batch and page size."""
 
     name: str
     spec: AttentionSpec
@@ -70,7 +70,7 @@ class Grid:
 def read_grid(name_or_path: str) -> Grid:
     """Read the grid of that name in the folder `grids`, or else the JSON file at that path.
 
-    Raises an `InputError` that names the file if it cannot be read as a grid.
+    Raises `InputError` if the file is no grid.
     """
     named = GRIDS / f"{name_or_path}.json"
     path = named if named.is_file() else Path(name_or_path).expanduser()

@@ -1,4 +1,4 @@
-"""The trials of a grid: in which order they are made, and the recording of what is stored."""
+"""The trials of a grid: their order, and the recording of their stored outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.recording import Recorded, Recording, is_measured
 
-# The names in a run's settings under which it notes the seconds of its trials, by task and variant, and of its codes.
+# Names in a run's settings for the seconds of its trials (by task and variant) and of its compilations (by code).
 TRIAL_SECONDS, COMPILE_SECONDS = "trial_seconds", "compile_seconds"
 
 Trial = tuple[Task, Variant]
@@ -35,10 +35,10 @@ def grid_tasks(grid: Grid, gpu: Gpu) -> dict[Task, tuple[Variant, ...]]:
 
 
 def ordered_codes(tasks: Mapping[Task, tuple[Variant, ...]]) -> list[tuple[Trial, ...]]:
-    """Group the trials of all tasks by the code that they share, in the order in which they are made.
+    """Group the trials of all tasks by their shared code, in the order of the recording.
 
-    The codes of each template and page size are shuffled and spread evenly over the list. So a recording that is cut
-    short is a fair sample, and the best time of each task is known early.
+    The codes of each template and page size are shuffled and spread evenly over the list. So an unfinished recording is
+    a fair sample, and the best time of each task is known early.
     """
     codes: dict[str, list[Trial]] = {}
     for task, variants in tasks.items():
@@ -56,14 +56,14 @@ def ordered_codes(tasks: Mapping[Task, tuple[Variant, ...]]) -> list[tuple[Trial
 
 
 def code_of(variant: Variant) -> str:
-    """The key of a variant's code: variants with the same key are compiled once for a layer and GPU."""
+    """The key of a variant's code. Variants with the same key are compiled once for a layer and GPU."""
     return template_of(variant).code_key(variant)
 
 
 def recording_of(grid: Grid, gpu: Gpu, store: Store, regime: Regime, environment_of: EnvironmentOf) -> Recording:
     """Make a recording of the stored trials of `grid`.
 
-    Raises `InputError` if there are none, or if no run noted what its trials cost.
+    Raises `InputError` if there are none.
     """
     costs = _Costs(store)
     trials: dict[Task, dict[Variant, Recorded]] = {}
@@ -88,9 +88,9 @@ def recording_of(grid: Grid, gpu: Gpu, store: Store, regime: Regime, environment
 
 
 class _Costs:
-    """The seconds that the runs in `store` noted of trials and codes.
+    """The seconds of trials and compilations that the runs in `store` noted.
 
-    A run that was killed, or that was no recording, did not note all: such a trial or code counts as the median one.
+    A killed run, or one that was no recording, has not noted all. A missing value is replaced by the median.
     """
 
     def __init__(self, store: Store) -> None:
@@ -98,7 +98,7 @@ class _Costs:
         self._compile_s: dict[str, float] = {}
         for run_id, settings in store.run_settings().items():
             self._seconds[run_id] = settings.get(TRIAL_SECONDS, {})
-            # A later run finds the code in the cache.
+            # A later run finds the code in the cache, so the maximum counts.
             for code, seconds in settings.get(COMPILE_SECONDS, {}).items():
                 self._compile_s[code] = max(seconds, self._compile_s.get(code, 0.0))
         noted = [s for tasks in self._seconds.values() for trials in tasks.values() for s in trials.values() if s]

@@ -1,7 +1,7 @@
-"""Measure every variant of a declared grid, and write their outcomes to a file that `tune --replay` searches.
+"""Measure every variant of a declared grid, and write the outcomes to a file for `tune --replay`.
 
-Every outcome is stored in the database at once: the same command continues a run that ended. FILE holds what is
-recorded so far.
+Every outcome is stored in the database at once, so the same command continues a stopped run. FILE holds all outcomes so
+far.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from attention_tuner.tuner.run import executor_on, open_run
 from attention_tuner.tuner.settings import Settings
 from attention_tuner.tuner.tune import refuse
 
-# Seconds of the time for a run that writing the recording takes.
+# Seconds reserved for writing the recording.
 WRITING_S = 8.0
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Make the missing trials, write FILE and print a table of its contents. Raises `TunerError`."""
+    """Make the missing trials, write FILE and print a table of it. Raises `TunerError`."""
     grid = read_grid(arguments.grid)
     if not arguments.file.parent.is_dir():
         raise InputError(f"{str(arguments.file)!r} cannot be written: there is no folder "

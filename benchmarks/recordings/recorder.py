@@ -1,4 +1,4 @@
-"""Recording a ground truth: compile, check and time every variant of a grid, and store each outcome."""
+"""Recorder of a ground truth: compiles, checks and times every variant of a grid, and stores each outcome."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
 from attention_tuner.tuner.run import Run
 from attention_tuner.tuner.search import EXCEEDS_SHARED_MEMORY, POLL_S
 
-# Codes in the queue of the compile pool, for each of its processes.
+# Queued codes per process of the compile pool.
 AHEAD = 3
-# Measurements in the queue of the worker, so that it never waits until an outcome is stored.
+# Queued measurements of the worker, so that it never waits for the store.
 QUEUED = 4
 # Seconds between two notes of progress and costs.
 NOTE_S = 15.0
@@ -45,13 +45,13 @@ class _PendingTrial:
     variant: Variant
     facts: StaticFacts | None
     future: Future[Timed | Wrong | Failed]
-    # The time for which it had the worker.
+    # Seconds of the worker.
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Makes the trials of `grid` that are not stored yet; `tell` is called with a line of progress now and then."""
+    """Makes the trials of `grid` that are not stored yet; `tell` gets a progress line every `NOTE_S` seconds."""
 
     grid: Grid
     run: Run
@@ -72,7 +72,7 @@ class Recorder:
     _busy_s: float = 0.0
 
     def record(self) -> int:
-        """Make the missing trials until the time is up, and return how many are still missing.
+        """Make the missing trials until the time is up, and return the number still missing.
 
         Raises `InputError` for a task without a valid variant, and `JobError` if the GPU cannot hold the inputs.
         """
@@ -101,7 +101,7 @@ class Recorder:
         return tuple(variant for variant in variants if variant not in tried)
 
     def _prepare(self, tasks: list[Task]) -> bool:
-        """Make the inputs that measurements share, while the first codes are compiled; false if the time was up."""
+        """Make the inputs of the tasks while the first codes compile. Returns false if the time was up."""
         executor = self.run.executor
         executor.start(len(self._codes))
         self._order()
@@ -183,7 +183,7 @@ class Recorder:
 
     def _ending(self, pending: _PendingTrial) -> Callable[[object], None]:
         def note_end(_: object) -> None:
-            # Jobs end one after the other, and this is called before the next one ends.
+            # Jobs end one at a time, and this is called before the next one ends.
             busy_s = self.run.executor.worker.busy_s
             pending.seconds, self._busy_s = busy_s - self._busy_s, busy_s
 
@@ -217,7 +217,7 @@ class Recorder:
             self._best_ms[task] = min(ms, self._best_ms.get(task, ms))
 
     def _note(self) -> None:
-        """Store the costs of the trials so far, and tell the progress."""
+        """Store the costs of the trials so far, and report the progress."""
         self._noted_s = self.run.executor.clock()
         self.run.store.finish_run(self.run.run_id, {TRIAL_SECONDS: self._seconds, COMPILE_SECONDS: self._compile_s})
         made = self.counts.total()

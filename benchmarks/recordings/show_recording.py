@@ -1,6 +1,6 @@
-"""Show what a recording holds: outcomes, optima, and how many variants are within 2 % of them.
+"""Show a recording: outcomes, optima, and the number of variants within 2 % of them.
 
-With `--t4 FOLDER` it also writes the recording for other tools, in Kernel Tuner's T4 format.
+With `--t4 FOLDER` it also writes the recording in Kernel Tuner's T4 format, for other tools.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def print_recording(recording: Recording) -> None:
 
 
 def print_details(recording: Recording) -> None:
-    """Print the optimum of each task, why variants have no time, and the versions it was recorded with."""
+    """Print the optimum of each task, the reasons that variants have no time, and the versions."""
     rows = [
         (batch_text(task.batch), str(task.page_size), variant_text(best.variant))
         for task in recording.tasks if (best := recording.optimum(task)) is not None
@@ -62,7 +62,7 @@ def counted(recording: Recording) -> dict[Task, TaskResult]:
 
 
 def optimum_cells(recording: Recording, task: Task) -> tuple[str, str]:
-    """The time of the optimum, and how many variants are within 2 % of it."""
+    """The time of the optimum, and the number of variants within 2 % of it."""
     best = recording.optimum(task)
     if best is None:
         return "none", "0"
@@ -71,7 +71,7 @@ def optimum_cells(recording: Recording, task: Task) -> tuple[str, str]:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Show the recording, and write the T4 files that were asked for."""
+    """Show the recording, and write T4 files if asked."""
     recording = Recording.load(arguments.recording)
     print_recording(recording)
     print_details(recording)

@@ -33,7 +33,7 @@ def write_t4(recording: Recording, folder: Path) -> list[Path]:
 
 
 def t4_document(recording: Recording, task: Task) -> dict[str, Any]:
-    """The outcomes of all variants of `task`; `metadata` holds what T4 does not know."""
+    """The outcomes of all variants of `task`; `metadata` holds values without a place in T4."""
     return {
         "schema_version": T4_VERSION,
         "metadata": {
@@ -52,14 +52,14 @@ def _result(recording: Recording, recorded: Recorded) -> dict[str, Any]:
     outcome, variant = recorded.outcome, recorded.outcome.variant
     samples = list(outcome.timing.samples_ms) if isinstance(outcome, Timed) else []
     return {
-        # The end of the last trial; that of each one is not recorded.
+        # The end of the last trial; single trials have no recorded time.
         "timestamp": recording.recorded_at[1],
         "configuration": {"template": variant.template, "page_size": variant.page_size, **variant.as_dict()},
         "objectives": ["time"],
         "times": {
             "compilation_time": 1e3 * recorded.compile_s,
             "runtimes": samples,
-            # The worker's time: setting up, checking and timing.
+            # The worker's time for setup, check and overhead.
             "validation": max(0.0, 1e3 * recorded.seconds - sum(samples)),
         },
         "invalidity": invalidity(outcome),
@@ -69,7 +69,7 @@ def _result(recording: Recording, recorded: Recorded) -> dict[str, Any]:
 
 
 def invalidity(outcome: Outcome) -> str:
-    """T4's word for the reason why `outcome` has no time, "correct" if it has one."""
+    """T4's word for the reason that `outcome` has no time; "correct" if it has one."""
     match outcome:
         case Timed():
             return "correct"
