@@ -1,6 +1,6 @@
-"""Compare the samplers on a recording: how near to the optimum their searches end, and after how many measurements.
+"""Compare the samplers on a recording: final loss to the optimum, and measurements until the loss is small.
 
-Every search is of one recorded task, and looks up its outcomes. A variant that is skipped is no measurement.
+Every search is of one recorded task and reads the recorded outcomes. A skipped variant is no measurement.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.sampling.samplers import DEFAULT_SAMPLER, SAMPLERS
 from attention_tuner.tuner.sampling.study import Study
 
-# A variant at most so many times as slow as the optimum is good.
+# A variant is good if its time is at most this multiple of the optimum's.
 GOOD = 1.02
-# Samplers with fewer seeds: a search takes "gp" minutes, and the others seconds.
+# Samplers with fewer seeds: "gp" takes minutes per search, the others seconds.
 SLOW = ("gp",)
-# The numbers of measurements at which the results hold the curve.
+# Numbers of measurements at which the results store the curve.
 MARKS = (1, 2, 3, 4, 6, 8, 10, 12, 15, 20, 25, 30, 35, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130, 140, 150, 175, 200)
 
-# The suite in which batches have names.
+# The suite with the names of batches.
 SUITE = "hopper13"
-
 
 LEADS = ("structured", "none", "neighbours")
 
@@ -48,13 +47,13 @@ Truth = Mapping[Variant, Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One way to search."""
+    """One configuration of the search."""
 
     sampler: str
-    # "none", "structured" (the variants likely for the shape come first) or "neighbours" (also those that did well in
-    # the searches of the nearest other tasks).
+    # "none", "structured" (the heuristic's candidates come first) or "neighbours" (also the winners of the nearest
+    # other tasks' searches).
     leads: str
-    # Variants that are asked for before the first of them is told.
+    # Variants suggested before the first of them is reported.
     ahead: int
 
     def __str__(self) -> str:
@@ -65,22 +64,24 @@ class Entry:
 class Replay:
     """One search."""
 
-    # In order.
+    # Variants in the order of measurement.
     measured: tuple[Variant, ...]
-    # CPU time, nearly all of it the sampler's.
+    # CPU seconds, nearly all spent in the sampler.
     seconds: float
 
     def curve(self, truth: Truth) -> list[float]:
-        """The least time in ms after each measurement, infinite until there is one."""
+        """The best time in ms after each measurement, infinite until there is one."""
         times = (ms if (ms := time_ms(truth[variant])) is not None else math.inf for variant in self.measured)
         return list(itertools.accumulate(times, min))
 
 
 def time_ms(outcome: Outcome) -> float | None:
+    """The median milliseconds of a timed outcome, else None."""
     return outcome.timing.median_ms if isinstance(outcome, Timed) else None
 
 
 def times_ms(truth: Truth, measured: Iterable[Variant]) -> dict[Variant, float]:
+    """The median milliseconds of those of `measured` that were timed."""
     return {variant: ms for variant in measured if (ms := time_ms(truth[variant])) is not None}
 
 
@@ -105,7 +106,7 @@ def replay(truth: Truth, study: Study, trials: int, ahead: int) -> Replay:
 def search(
     recording: Recording, task: Task, entry: Entry, seed: int, trials: int, others: Mapping[Task, Replay]
 ) -> Replay:
-    """Search `task` once; `others` are the searches of the other tasks, for leads from neighbours."""
+    """Search `task` once. `others` are the searches of other tasks, for leads from neighbours."""
     truth = truth_of(recording, task)
     valid = tuple(truth)
     study = Study(valid, likely(recording, task, entry), entry.sampler, seed)
@@ -121,31 +122,31 @@ def search(
 
 
 def likely(recording: Recording, task: Task, entry: Entry) -> list[Variant]:
-    """The recorded variants that the heuristic tries first, none for a search without leads."""
+    """The recorded variants among the heuristic's candidates; none for a search without leads."""
     if entry.leads == "none":
         return []
     valid = frozenset(recording.variants(task))
     return [variant for variant in first_variants(task, recording.gpu, (), valid) if variant in valid]
 
 
-
-
-
 def best(times: Mapping[Variant, float]) -> tuple[Variant, float]:
+    """The fastest variant and its time."""
     return min(times.items(), key=lambda item: item[1])
 
 
 def truth_of(recording: Recording, task: Task) -> dict[Variant, Outcome]:
+    """The recorded outcomes of `task`."""
     return {variant: recorded.outcome for variant, recorded in recording.trials[task].items()}
 
 
 @functools.cache
 def loaded(path: str) -> Recording:
+    """The recording at `path`, loaded once."""
     return Recording.load(path)
 
 
 def chosen(path: str, words: Sequence[str]) -> Recording:
-    """The recording at `path`, with only the tasks whose names hold one of `words`, if there are words."""
+    """The recording at `path`, reduced to tasks whose names contain one of `words`, if given."""
     recording = loaded(path)
     kept = {task: trials for task, trials in recording.trials.items()
             if not words or any(word in name(task) for word in words)}  # fmt: skip
@@ -153,7 +154,7 @@ def chosen(path: str, words: Sequence[str]) -> Recording:
 
 
 def run(job: tuple[str, Sequence[str], Entry, int, int]) -> dict[Task, Replay]:
-    """Search the chosen tasks of a recording in one way, with one seed and so many trials."""
+    """Search the chosen tasks of a recording with one entry, seed and number of trials."""
     path, words, entry, seed, trials = job
     recording = chosen(path, words)
     others: dict[Task, Replay] = {}
@@ -163,11 +164,8 @@ def run(job: tuple[str, Sequence[str], Entry, int, int]) -> dict[Task, Replay]:
     return {task: search(recording, task, entry, seed, trials, others) for task in recording.tasks}
 
 
-
-
-
 def entries(samplers: Sequence[str], ahead: int) -> list[Entry]:
-    """Every sampler with and without leads, and more ways for the default one."""
+    """Every sampler with and without leads, and more entries for the default sampler."""
     found = [Entry(sampler, leads, ahead) for sampler in samplers for leads in ("structured", "none")]
     if DEFAULT_SAMPLER in samplers:
         found += [Entry(DEFAULT_SAMPLER, "structured", each) for each in (1, 16) if each != ahead]
@@ -176,7 +174,7 @@ def entries(samplers: Sequence[str], ahead: int) -> list[Entry]:
 
 
 def summary(curves: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The final ratios to the optimum, and the measurements until a curve of ratios was good."""
+    """The final ratios to the optimum, and the measurements until a curve was good."""
     final = [curve[-1] for curve in curves]
     reached = sorted(next((i for i, ratio in enumerate(curve, 1) if ratio <= GOOD), math.inf) for curve in curves)
     middle = statistics.median_high(reached)
@@ -188,13 +186,13 @@ def summary(curves: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def thinned(curve: Sequence[float]) -> list[float | None]:
-    """The curve at `MARKS`, None while nothing was timed."""
+    """The curve at `MARKS`; None while nothing was timed."""
     return [round(curve[mark - 1], 4) if math.isfinite(curve[mark - 1]) else None
             for mark in MARKS if mark <= len(curve)]  # fmt: skip
 
 
 def about_entry(recording: Recording, entry: Entry, runs: Sequence[Mapping[Task, Replay]]) -> dict[str, Any]:
-    """The results of the searches of one entry; each of `runs` has another seed."""
+    """The results of the searches of one entry; `runs` differ in the seed."""
     curves: dict[str, list[list[float]]] = {}
     for task in recording.tasks:
         truth = truth_of(recording, task)
@@ -217,6 +215,7 @@ def about_recording(recording: Recording) -> dict[str, Any]:
 
 
 def name(task: Task) -> str:
+    """The name of `task` in the results."""
     return f"{_batch_names().get(task.batch, str(task.batch))}, page {task.page_size}"
 
 
@@ -226,7 +225,7 @@ def _batch_names() -> dict[Batch, str]:
 
 
 def about(truth: Truth) -> dict[str, Any]:
-    """The optimum of a task, and how many variants are near it."""
+    """The optimum of a task, and the number of variants near it."""
     times = times_ms(truth, truth)
     variant, ms = best(times)
     good = sum(each <= GOOD * ms for each in times.values())
@@ -258,12 +257,12 @@ def options() -> argparse.ArgumentParser:
     parser = record.parser(__doc__)
     parser.add_argument("--recording", required=True, metavar="NAME|PATH", help="a recording, by name or path")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="WORD", help="only tasks whose name holds one")
-    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS, help="which of them")
+    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS, help="samplers to compare")
     parser.add_argument("--leads", nargs="+", default=list(LEADS), choices=LEADS, help="only searches with these")
     parser.add_argument("--seeds", type=int, default=10, help="searches of each task by each sampler")
     parser.add_argument("--slow-seeds", type=int, default=3, help=f"the same for {', '.join(SLOW)}")
     parser.add_argument("--trials", type=int, default=150, help="variants to measure in each search")
-    parser.add_argument("--ahead", type=int, default=8, help="variants that are asked for before the first is measured")
+    parser.add_argument("--ahead", type=int, default=8, help="variants suggested before the first is measured")
     parser.add_argument("--processes", type=int, default=2, help="searches at the same time")
     return parser
 

@@ -1,4 +1,4 @@
-"""The results of `bake_off.py` as tables and as a picture."""
+"""Tables and a plot of the results of `bake_off.py`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# The least loss that is drawn: the axis is logarithmic.
+# The smallest loss drawn, because the axis is logarithmic.
 LEAST = 1e-4
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """The results as Markdown tables: by sampler, by task, and the measurements that each task took."""
+    """The results as Markdown tables: by sampler, by task, and the measurements per task."""
     lines = ["| sampler | leads | ahead | runs | final mean | final worst | measurements to 2 % (median) | "
              "runs within 2 % | CPU ms a choice |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for row in document["entries"]:

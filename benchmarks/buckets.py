@@ -1,12 +1,13 @@
-"""The losses of shapes that share a bucket by each other's winners, for several widths of a bucket.
+"""Measure the loss when a shape runs the winner of another shape in its bucket, for several bucket widths.
 
-In a bucket of width 2, as `BatchBucket` has it, no size of a batch is more than twice that of another. The widest
-bucket with a worst loss below 3 % is recommended. The answer for a shape is that of a table in which only the other
-batch is tuned, in the bucket that is asked: the heuristic answers if its winner may not answer for other batches. Pairs
-that share a present bucket have a row of their own. Times are those of trials in the databases given, or, with
-`--measure` on a GPU, of races. `suites/buckets.json` has batches in the middle and at the edges of their buckets: tune
-these first. `--into` writes the median loss of pairs of one bucket to the losses of an export, which a lookup then
-expects of an answer from a bucket.
+In a bucket of width 2 (that of `BatchBucket`), sizes of batches differ by at most a factor of 2. The result recommends
+the widest bucket whose worst loss is below 3 %. For each pair of shapes, a table in which only the other shape is tuned
+answers for the bucket. If the other's winner may not answer for other batches, the heuristic answers. Pairs in one
+present bucket have their own row.
+
+Times are from trials in the databases or, with `--measure` on a GPU, from races. First tune `suites/buckets.json`,
+which has batches in the middle and at the edges of buckets. `--into` writes the median loss of pairs in one bucket to
+an export, as the expected loss of source "bucket".
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.measure.jobs import RaceJob
 from attention_tuner.tuner.run import executor_on as command_executor
 
-# The width that buckets have.
+# The width of `BatchBucket`.
 BUCKET_WIDTH = 2.0
 WIDTHS = (2**0.5, BUCKET_WIDTH, 4.0, 8.0)
 WANTED = 0.03
-# A config that another variant beats by more on its own shape is no winner: its search did not race them.
+# A config is no winner if another variant beats it by more than this factor on its own shape.
 SLIP = 1.1
 
 
@@ -51,7 +52,7 @@ def sizes(config: BestConfig) -> tuple[float, ...]:
 
 
 def can_share(one: BestConfig, other: BestConfig, width: float) -> bool:
-    """True if a bucket of `width` can hold the batches of both: no size differs by more than this factor."""
+    """True if a bucket of `width` can hold both batches: each size differs by at most this factor."""
     places = ((c.shape.spec, c.variant.page_size, c.gpu.name, c.gpu.num_sms) for c in (one, other))
     if next(places) != next(places):
         return False
@@ -60,7 +61,7 @@ def can_share(one: BestConfig, other: BestConfig, width: float) -> bool:
 
 
 def answered(asked: BestConfig, other: BestConfig) -> Answer:
-    """The answer for the bucket of `asked` if only `other` were tuned in it."""
+    """The answer for the bucket of `asked` if only `other` is tuned in it."""
     table = ConfigTable.of([replace(other, shape=asked.shape, batch=asked.batch)])
     return table.lookup(asked.shape.spec, asked.shape.bucket, asked.variant.page_size, asked.gpu)
 
@@ -79,7 +80,7 @@ def of_one_bucket(configs: Sequence[BestConfig]) -> list[tuple[BestConfig, BestC
 def losses(
     both: Iterable[tuple[BestConfig, BestConfig]], times: Mapping[BestConfig, Times]
 ) -> list[dict[str, Any]]:
-    """The loss of the first of each pair by the answer from the second, if it was timed."""
+    """The loss of each pair's first shape with the answer from the second, if that was timed."""
     found: list[dict[str, Any]] = []
     for asked, other in both:
         known, answer = times[asked], answered(asked, other)
@@ -91,7 +92,7 @@ def losses(
 
 
 def bucket_losses(configs: Sequence[BestConfig], times: Mapping[BestConfig, Times]) -> list[Loss]:
-    """The median loss of an answer from a shape of the same bucket, for each GPU model."""
+    """The median loss of source "bucket", for each GPU model."""
     groups: dict[str, list[BestConfig]] = defaultdict(list)
     for config in configs:
         groups[config.gpu.name].append(config)
@@ -115,9 +116,9 @@ def summary(both: Sequence[tuple[BestConfig, BestConfig]], times: Mapping[BestCo
 
 
 def recommended(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The widest bucket in which, as in all narrower ones, nothing loses 3 %; None if there is none.
+    """The widest bucket whose worst loss, as that of all narrower ones, is below 3 %; None if there is none.
 
-    None, too, if no pair of the present width was timed: the few narrower pairs would prove nothing.
+    Also None if no pair of the present width was timed, because few narrower pairs prove nothing.
     """
     if not any(row["width"] == BUCKET_WIDTH and row["worst"] is not None for row in rows):
         return None
@@ -127,7 +128,7 @@ def recommended(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def measured(configs: Sequence[BestConfig], gpu: Gpu, rounds: int) -> dict[BestConfig, Times]:
-    """The median times of each shape's winner and of the answers in its widest bucket, raced on the present GPU."""
+    """The median times of each shape's winner and of the answers in its widest bucket, raced on this GPU."""
     widest = pairs(configs, WIDTHS[-1])
     found: dict[BestConfig, Times] = {}
     with contextlib.closing(command_executor(gpu)) as executor:
@@ -143,9 +144,10 @@ def measured(configs: Sequence[BestConfig], gpu: Gpu, rounds: int) -> dict[BestC
 
 
 def main() -> None:
+    """Compute the losses, write the JSON and print the table."""
     parser = record.parser(__doc__)
     parser.add_argument("--db", nargs="+", required=True, metavar="DATABASE", help="databases of tuned shapes")
-    parser.add_argument("--measure", action="store_true", help="race the winners on the GPU that is here")
+    parser.add_argument("--measure", action="store_true", help="race the winners on this GPU")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each race")
     parser.add_argument("--into", metavar="EXPORT", help="a JSON export to write the loss of shapes of one bucket to")
     options: argparse.Namespace = parser.parse_args()
@@ -160,7 +162,7 @@ def main() -> None:
     else:
         times = trial_times(options.db, configs)
     configs = [c for c in configs if times[c].get(c.variant, 0.0) <= SLIP * min(times[c].values())]
-    # Each of the many tables would warn of the shapes that it lacks.
+    # Each of many tables would warn about its missing shapes.
     logging.getLogger("attention_tuner").setLevel(logging.ERROR)
     rows = [{"width": width, **summary(pairs(configs, width), times)} for width in WIDTHS]
     one_bucket = summary(of_one_bucket(configs), times)

@@ -1,8 +1,8 @@
-"""Eight processes look up, and take newer snapshots, while `attention-tuner tune` writes to the same database.
+"""Test concurrent readers: eight processes look up and refresh while `attention-tuner tune` writes to the database.
 
-The tuner is the command itself, which searches small batches through Triton's interpreter; its writes to the store are
-timed and noted. Each reader asks for those batches and for configs that nobody writes, and its answers are compared
-with what was written. The same command without readers, in another database, gives the time of a write alone.
+The tuner is the real command, which searches small batches in Triton's interpreter. Its writes are timed and recorded.
+Each reader asks for these batches and for configs that are never written, and checks its answers against the writes.
+The same command without readers, on another database, gives the write time alone.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from attention_tuner.kernel_templates.spec import AttentionSpec
 
 READERS = 8
 ROWS = 1_000
-# The number of rows that nobody writes and every reader asks for.
+# The number of never-written rows that every reader asks for.
 ASKED = 20
-# Seconds between two rounds of questions, as between two steps of an engine, and between two refreshes.
+# Seconds between two rounds of lookups (an engine's steps), and between two refreshes.
 STEP_S = 0.001
 REFRESH_S = 0.5
-# A layer so small that a trial takes some tens of milliseconds; the time decides how many of the batches are tuned.
+# A small layer, for which a trial takes tens of milliseconds. The run time decides the number of batches tuned.
 SPEC = AttentionSpec(2, 1, 32, dtype="float16")
 BATCHES = tuple(f"{kind}@{context}" for context in (20, 12, 28, 40) for kind in ("1x1", "2x1", "1x4"))
 SECONDS_EACH = 10.0
 PAGE_SIZE = 16
 ALONE_S = 15.0
-# More than there is time for.
+# More than the time allows.
 TRIALS = 1_000
 WRITES = ("add_trial", "put_best")
 
 
 class Reader:
-    """Asks a table that follows the database, and notes wrong answers and the tuner's results that it saw."""
+    """Looks up in a `LiveTable`, and records wrong answers and the tuner's results that it saw."""
 
     def __init__(self, path: str, configs: Sequence[BestConfig], batches: Sequence[str]) -> None:
         self.path, self.configs = path, configs
@@ -68,23 +68,23 @@ class Reader:
             self.warned.append(str(message))
 
         warnings.showwarning = keep
-        # All synthetic configs are stale, with a warning for each layer.
+        # All synthetic configs are stale, which gives a warning for each layer.
         logging.getLogger("attention_tuner").setLevel(logging.ERROR)
         self.live = LiveTable(self.path, self.configs[0].gpu)
 
     def ask(self) -> None:
-        """Ask for every row that nobody writes, and for every batch that is being tuned."""
+        """Look up every never-written row and every batch being tuned."""
         for config in self.configs:
             answer = self.live.lookup(config.shape.spec, config.shape.bucket, config.variant.page_size, config.gpu)
             if answer.config != config:
-                self.wrong.append(f"{answer.config!r} where nothing is written but {config!r}")
+                self.wrong.append(f"{answer.config!r} instead of the only config {config!r}")
         for batch, seen in self.seen.items():
             answer = self.live.lookup(SPEC, Batch.parse(batch), PAGE_SIZE, INTERPRETER)
             if answer.source == "exact" and answer.config is not None:
                 if answer.config not in seen[-1:]:
                     seen.append(answer.config)
             elif seen:
-                self.wrong.append(f"{answer.source} for {batch}, for which there was a result")
+                self.wrong.append(f"{answer.source} for {batch}, which had an exact answer before")
         self.lookups += len(self.configs) + len(self.seen)
 
     def refresh(self) -> None:
@@ -105,7 +105,7 @@ def read(reader: Reader, ready: Semaphore, stop: Event, results: Queue[Reader]) 
             reader.refresh()
             due = time.perf_counter() + REFRESH_S
         time.sleep(STEP_S)
-    # The last writes must be seen.
+    # The reader must see the last writes.
     reader.refresh()
     reader.ask()
     del reader.live
@@ -142,7 +142,7 @@ def tune(path: str, batches: Sequence[str], seconds: float, results: Queue[dict[
 
 
 def batches_for(seconds: float) -> tuple[str, ...]:
-    """The batches to tune in so many seconds."""
+    """The batches to tune in this time."""
     return BATCHES[: max(1, int(seconds / SECONDS_EACH))]
 
 
@@ -161,8 +161,8 @@ def tuned(context: Any, path: str, seconds: float) -> dict[str, Any]:
 
 
 def half_results(reader: Reader, written: Sequence[BestConfig]) -> list[str]:
-    """The results that a reader saw but nobody wrote, and those that it saw in another order than they were written."""
-    # The store adds the state of the full check.
+    """Results that a reader saw but that were never written, or that it saw in the wrong order."""
+    # Compared without the state of the full check, which the store adds.
     order = {replace(config, full_check=False): number for number, config in enumerate(written)}
     wrong: list[str] = []
     for batch, seen in reader.seen.items():
@@ -181,12 +181,12 @@ def summary(times: Sequence[float]) -> dict[str, float]:
 
 
 def distinct(configs: list[BestConfig], count: int) -> list[BestConfig]:
-    """So many configs of different buckets and layers, so that no other one answers for any of them."""
+    """`count` configs of distinct shapes, so that none answers for another."""
     return list({(c.shape, c.variant.page_size): c for c in configs}.values())[:count]
 
 
 def measure(readers: int, rows: int, seconds: float) -> dict[str, Any]:
-    """Run the tuner beside the readers for so many seconds, and before that without any."""
+    """Run the tuner without readers, then with them for `seconds`."""
     everything = distinct(synthetic.configs(2 * rows), rows)
     context = multiprocessing.get_context("spawn")
     ready, stop, results = context.Semaphore(0), context.Event(), context.Queue()
@@ -215,7 +215,7 @@ def measure(readers: int, rows: int, seconds: float) -> dict[str, Any]:
 
 
 def reader_document(reader: Reader, written: Sequence[BestConfig]) -> dict[str, Any]:
-    """The findings of a reader as JSON values."""
+    """The results of a reader as JSON values."""
     wrong = [*reader.wrong, *half_results(reader, written)]
     return {"lookups": reader.lookups, "snapshots": len(reader.loads), "seen": sum(map(len, reader.seen.values())),
             "wrong": wrong[:5], "wrong_count": len(wrong), "warnings": reader.warned[:5],
@@ -223,10 +223,11 @@ def reader_document(reader: Reader, written: Sequence[BestConfig]) -> dict[str, 
 
 
 def main() -> None:
+    """Run tuner and readers, write the JSON, print the tables; fail on wrong answers."""
     parser = record.parser(__doc__)
     parser.add_argument("--readers", type=int, default=READERS)
-    parser.add_argument("--rows", type=int, default=ROWS, help="configs in the database that nobody writes")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long the tuner tunes")
+    parser.add_argument("--rows", type=int, default=ROWS, help="never-written configs in the database")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for the tuner")
     options: argparse.Namespace = parser.parse_args()
     found = measure(options.readers, options.rows, options.seconds)
     record.write(options.out, {"rows": options.rows, "seconds": options.seconds, "refresh_s": REFRESH_S, **found})

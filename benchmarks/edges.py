@@ -1,7 +1,7 @@
-"""Time tuned configs away from tuned shapes: between batch sizes, with packed K and V, with bfloat16 partial results.
+"""Time tuned configs away from tuned shapes: other batch sizes, packed K and V, bfloat16 partial results.
 
-Decode of 1 to 32 sequences and one step of verification, by the configs that a lookup gives; the same launch over K and
-V in one tensor and in two; partial results in float32 and in bfloat16, timed and checked.
+Three experiments: decode of 1 to 32 sequences and one verification step with the configs of a lookup; the same launch
+with K and V in one tensor and in two; partial results in float32 and bfloat16, timed and checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GRAPH = Regime("graph")
 
 
 class Bench:
-    """One layer and page size on one GPU, and the configs that a lookup gives."""
+    """One layer and page size on one GPU, with configs from a lookup."""
 
     def __init__(self, spec: AttentionSpec, page_size: int, gpu: Gpu, table: ConfigTable) -> None:
         self.spec = spec
@@ -50,7 +50,7 @@ class Bench:
         return Workbench(Task(self.spec, batch, self.page_size), self.gpu)
 
     def found(self, batch: Batch) -> tuple[Variant, str]:
-        """The variant that a lookup gives for `batch`, and its source."""
+        """The lookup's variant for `batch`, and its source."""
         answer = self.table.lookup(self.spec, batch, self.page_size, self.gpu)
         return answer.variant, str(answer.source)
 
@@ -68,7 +68,7 @@ class Bench:
         return rows
 
     def packed(self, name: str, batch: Batch) -> dict[str, Any]:
-        """The times of one launch over K and V in two tensors and in one."""
+        """The times of one launch with K and V in two tensors and in one."""
         variant, _ = self.found(batch)
         bench = self.workbench(batch)
         launcher, _ = bench.planned(variant, GRAPH)
@@ -99,7 +99,7 @@ class Bench:
         return rows
 
     def _with_partials(self, batch: Batch) -> dict[str, Variant]:
-        """By template with that dimension, the variant of a lookup or else the likeliest one, with two waves."""
+        """By template with that dimension: the lookup's variant or the likeliest one, with at least two waves."""
         found, _ = self.found(batch)
         likely = candidates(self.spec, BatchBucket.of(batch), self.page_size, self.gpu)
         variants = [variant for variant in (found, *likely) if "partials" in variant.as_dict()]
@@ -113,7 +113,7 @@ def median_of_three(watch: Stopwatch[Any]) -> Callable[[], float]:
 
 
 def in_turns(watches: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """The median milliseconds of each, sampled in turns."""
+    """The median milliseconds of each function in `watches`, sampled in turns."""
     samples: dict[str, list[float]] = {name: [] for name in watches}
     for _ in range(ROUNDS):
         for name, watch in watches.items():
@@ -122,7 +122,7 @@ def in_turns(watches: dict[str, Callable[[], float]]) -> dict[str, float]:
 
 
 def asked(interpreter: bool) -> tuple[AttentionSpec, list[str], list[str], dict[str, Batch]]:
-    """The layer, the batches of growing size, those of verification, and the batches for the rest."""
+    """The layer, and the batches for sizes, for verification and for the other experiments."""
     if interpreter:
         tiny = Batch.parse("1x16@32,2x1@40")
         return AttentionSpec(4, 2, 64), ["1x1@40", "2x1@40"], ["1x1@30", "1x4@30"], {"tiny": tiny}
@@ -160,5 +160,5 @@ if __name__ == "__main__":
     record.add_interpreter(parser)
     parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--sizes-only", action="store_true", help="batches of growing size only")
-    parser.add_argument("--db", metavar="PATH|URL", help="where the configs come from (default: the user's own)")
+    parser.add_argument("--db", metavar="PATH|URL", help="database of the configs (default: the user's)")
     main(parser.parse_args())

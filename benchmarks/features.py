@@ -1,9 +1,9 @@
-"""The cost of each feature of a layer: the batches of a suite with one feature after another, checked and timed.
+"""Measure the cost of each feature of a layer: run the batches of a suite with one feature at a time.
 
-Each layer is run by two variants. The likeliest variant of template `fused` is the same for every feature for which it
-is valid, so that only the feature differs; the config that a lookup gives is what an engine runs. The tables show both
-times as multiples of the plain layer's, and the share of the floor of the second, because layers with other heads have
-other work. A window that hides nothing shows the cost of windows, one of 1,024 keys what they save.
+Each layer runs two variants. "Fused" is the likeliest variant of template `fused`, mostly the same for all features, so
+that only the feature differs. "Served" is the config of a lookup, as in an engine. The tables show both times as
+multiples of the plain layer's time. For "served" they also show the share of the floor, because layers with other heads
+do other work. A window that hides nothing shows the cost of windows; one of 1,024 keys shows the savings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from attention_tuner.tuner.measure.stopwatch import Stopwatch
 from attention_tuner.tuner.processes.child import one_line
 
 PLAIN = "plain"
-# One batch of each kind suffices for other geometries.
+# One batch of each kind, enough for other geometries.
 FEW = ("hybrid_512@4k_31dec", "decode_64_mixed", "chunk_512@32k")
 
 
@@ -50,11 +50,11 @@ class Feature:
     # Fields of the spec that differ.
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     page_size: int | None = None
-    # True if the log-sum-exp is written too.
+    # True to also write the log-sum-exp.
     lse: bool = False
-    # The feature whose time on the same batch is the unit.
+    # The feature to compare with on the same batch.
     base: str = PLAIN
-    # The batches it is run on; empty means all.
+    # The batches to run; empty for all.
     batches: tuple[str, ...] = ()
 
 
@@ -108,7 +108,7 @@ class Cell:
 
     @property
     def lse(self) -> bool:
-        """True if the log-sum-exp is written too."""
+        """True to also write the log-sum-exp."""
         return FEATURES[self.feature].lse
 
 
@@ -153,7 +153,7 @@ def measure(cell: Cell, gpu: Gpu, rates: Rates) -> dict[str, Any]:
 
 
 def run(variant: Variant, bench: Workbench, checker: Checker, lse: bool) -> dict[str, Any]:
-    """A variant's time where it is right, and its worst error as a share of what is tolerated."""
+    """A variant's time if it is correct, and its worst error as a share of the tolerance."""
     row: dict[str, Any] = {"variant": variant.key(), "error_of_tolerance": None, "ms": None, "reason": ""}
     try:
         launcher, _ = bench.planned(variant, GRAPH)
@@ -162,7 +162,7 @@ def run(variant: Variant, bench: Workbench, checker: Checker, lse: bool) -> dict
             return row | {"reason": f"wrong: {check.detail}"}
         row["error_of_tolerance"] = check.worst_ratio
         return row | {"ms": statistics.median(_stopwatch(bench, launcher, lse).samples(SAMPLES))}
-    except Exception as error:  # noqa: BLE001 - compilers and drivers raise anything; the other cells go on
+    except Exception as error:  # noqa: BLE001 - compilers and drivers raise anything; go on with the other cells
         return row | {"reason": f"failed: {one_line(error)}"}
 
 
@@ -247,7 +247,7 @@ if __name__ == "__main__":
                         help="of the suite hopper13 (default: all that a feature is run on)")
     parser.add_argument("--features", nargs="+", choices=list(FEATURES), metavar="NAME",
                         help="beside plain (default: all)")
-    parser.add_argument("--db", metavar="PATH|URL", help="where the configs that are served come from (default: the "
-                        "user's own and those that ship)")  # fmt: skip
-    parser.add_argument("--seconds", type=float, default=600.0, help="start no cell after that")
+    parser.add_argument("--db", metavar="PATH|URL", help="database of the served configs (default: the user's, "
+                        "and the shipped ones)")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=600.0, help="start no further cell after this time")
     main(parser.parse_args())
