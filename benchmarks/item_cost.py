@@ -1,8 +1,8 @@
-"""The cost of a work list's item beside its keys, and of a key in a long and in a short tile.
+"""Measure the fixed cost of a work item, and the cost of a key in a long and in a short tile.
 
-The plan cuts keys so that items cost the same, where a key of a long tile counts `long_weight`. Here the same keys are
-cut into more and more items. In a line through the times over the items of each SM, the slope is the cost of an item,
-and the value at 0 that of the keys. The last program of a tile merges, so that there is no second launch.
+The plan splits KV into items of equal cost, where a key of a long tile counts `long_weight`. This script splits the
+same keys into more and more items, and fits a line through the times over the items per SM. The slope is the cost of an
+item; the value at 0 is the cost of the keys. The last program of a tile merges, so there is no second launch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from attention_tuner.tuner.measure.bench import Workbench
 
 GRAPH = Regime("graph")
 TEMPLATES = ("fused", "gluon_hopper")
-# One sequence each for the KV heads, long enough for many items of many keys.
+# Sequences long enough for many items of many keys.
 BATCHES = {"short": "8x1@131071", "long": "1x512@32256"}
 WAVES = (1, 2, 4, 8)
 
@@ -45,14 +45,14 @@ class Line:
 
 
 def fitted(items: list[float], ms: list[float], keys: float) -> Line:
-    """Fit a line through `ms` over `items` by least squares, both of one SM, which takes so many `keys`."""
+    """Fit a line to `ms` over `items` by least squares; `items` and `keys` are those of one SM."""
     slope, base = np.polyfit(items, ms, 1)
     residual = max(abs(slope * x + base - y) / y for x, y in zip(items, ms, strict=True))
     return Line(float(slope * 1e3), float(base / keys * 1e6), float(slope / base * keys), float(residual))
 
 
 def measure(task: Task, template: str, gpu: Gpu) -> dict[str, Any]:
-    """The times of the likeliest variant of `template` for each number of waves, and the line through them."""
+    """The times of the likeliest variant of `template` for each number of waves, and the fitted line."""
     likely = candidates(task.spec, BatchBucket.of(task.batch), task.page_size, gpu)
     first = next(variant for variant in likely if variant.template == template)
     bench = Workbench(task, gpu)

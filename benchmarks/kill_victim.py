@@ -1,4 +1,4 @@
-"""The run that `random_kills.py` kills: it tunes two tiny batches through Triton's interpreter and keeps a journal.
+"""The process that `random_kills.py` kills: tunes two tiny batches in Triton's interpreter and keeps a journal.
 
 It writes a line before each measurement and race, and after each trial and result that the search reports as stored.
 """
@@ -32,21 +32,25 @@ DATABASE = "tuner.db"
 
 
 class Journal(Listener):
-    """Appends lines to a file of the folder; a written line outlives the process."""
+    """Appends lines to a file in `folder`; a written line survives a kill."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def line(self, event: str, task: Task, what: str) -> None:
-        os.write(self._file, f"{event} {TASKS.index(task)} {what}\n".encode())
+    def line(self, event: str, task: Task, text: str) -> None:
+        """Append the line of an event."""
+        os.write(self._file, f"{event} {TASKS.index(task)} {text}\n".encode())
 
     def tried(self, progress: Progress) -> None:
+        """Note a stored trial."""
         self.line("stored", progress.task, progress.outcome.variant.key())
 
     def racing(self, task: Task, variants: tuple[Variant, ...]) -> None:
+        """Note the start of a race."""
         self.line("race", task, str(len(variants)))
 
     def finished(self, result: TaskResult) -> None:
+        """Note a stored result."""
         self.line("finished", result.task, str(result.task.batch))
 
 
@@ -58,6 +62,7 @@ class JournalingWorker(Worker):
         self._journal = journal
 
     def run(self, job: Any, timeout_s: float, *rest: float) -> Any:
+        """Note a measurement, then run the job."""
         if isinstance(job, MeasureJob):
             self._journal.line("measure", job.task, job.variant.key())
         return super().run(job, timeout_s, *rest)

@@ -1,9 +1,8 @@
-"""The loss of a lookup for shapes that are not tuned, found by leaving out each tuned shape in turn.
+"""Measure the loss of a lookup for untuned shapes by leaving out each tuned shape in turn.
 
-Times are those of the trials in the databases of `--db`, or of the tasks of a `--recording`, which holds every variant
-of its grid; with `--measure` on a GPU, the answer, the best known variant and the default are raced. There is a row for
-each of several reaches of a neighbour, beyond which the heuristic answers. `--into` writes the median losses to an
-export, for a lookup to expect for shapes that are not tuned.
+Times are from trials in the databases of `--db`, or from a `--recording`, which has every variant of its grid. With
+`--measure` on a GPU, the answer, the best known variant and the default are raced. The table has a row for each reach
+of a neighbour, beyond which the heuristic answers. `--into` writes the median losses to an export, as expected losses.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from attention_tuner.tuner.recording import Recording
 from attention_tuner.tuner.run import Executor
 from attention_tuner.tuner.run import executor_on as command_executor
 
-# With 0 only the heuristic answers.
+# With reach 0 only the heuristic answers.
 REACHES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 16.0, math.inf)
 RACE_LIMIT_S = 120.0
 
@@ -45,9 +44,9 @@ Times = Mapping[Variant, float]
 
 
 def trial_times(databases: Sequence[str], configs: Sequence[BestConfig]) -> dict[BestConfig, Times]:
-    """The median times of the trials in the setting of each config, the least of several databases.
+    """The median times of the trials in the setting of each config, the minimum over the databases.
 
-    Without any, only the config's own time.
+    A config without trials has its own time only.
     """
     found: dict[BestConfig, dict[Variant, float]] = {config: {} for config in configs}
     for path in databases:
@@ -59,7 +58,7 @@ def trial_times(databases: Sequence[str], configs: Sequence[BestConfig]) -> dict
 
 
 def recorded_times(name: str, configs: Sequence[BestConfig]) -> dict[BestConfig, Times]:
-    """The median times of all recorded variants in the setting of each config, none if it was not recorded."""
+    """The median times of all recorded variants in the setting of each config; empty if not recorded."""
     recording = Recording.load(name)
     found: dict[BestConfig, Times] = {}
     for config in configs:
@@ -76,7 +75,7 @@ def default_of(config: BestConfig) -> Variant:
 
 
 def summary(reach: float, left_out: Sequence[LeftOut]) -> dict[str, Any]:
-    """The losses of all shapes with neighbours up to `reach`, and of each source."""
+    """The losses of all shapes, and by source, with neighbours up to `reach`."""
     known = [each.loss for each in left_out if each.loss is not None]
     sources: dict[str, list[float]] = {}
     for each in left_out:
@@ -106,7 +105,7 @@ def shape(each: LeftOut, times: Times) -> dict[str, Any]:
 
 
 def least_over_default(left_out: Sequence[LeftOut], times: Mapping[BestConfig, Times]) -> float | None:
-    """The least ratio of the default's time to the answer's: below 1, an answer is slower than the default."""
+    """The smallest ratio of the default's time to the answer's; below 1, an answer is slower than the default."""
     pairs = ((times[each.config].get(default_of(each.config)), each.served_ms) for each in left_out)
     return min((default / served for default, served in pairs if default and served), default=None)
 
@@ -139,6 +138,7 @@ def measured(left_out: Sequence[LeftOut], gpu: Gpu, rounds: int) -> list[dict[st
 
 
 def main() -> None:
+    """Compute the losses, race if asked, write the JSON and print the tables."""
     parser = record.parser(__doc__)
     parser.add_argument("--db", nargs="*", default=[], metavar="DATABASE", help="databases with the trials to read")
     parser.add_argument("--recording", metavar="NAME", help="a recording with the times, instead of databases")
@@ -154,7 +154,7 @@ def main() -> None:
     gpu = record.required_gpu(interpreter=False) if options.measure else None
     configs = read_configs(options.configs).configs if options.configs else shipped_configs(gpu)
     times = recorded_times(options.recording, configs) if options.recording else trial_times(options.db, configs)
-    # Each of some hundred tables would warn of the shapes that it lacks.
+    # Each of hundreds of tables would warn about its missing shapes.
     logging.getLogger("attention_tuner").setLevel(logging.ERROR)
     by_reach = {reach: leave_one_out(configs, times.__getitem__, Chain(reach=reach)) for reach in REACHES}
     chosen = by_reach[REACH]
@@ -183,11 +183,12 @@ def write_losses(path: str, found: Sequence[Loss], configs: Sequence[BestConfig]
 
 
 def percent(value: float | None) -> str:
+    """Text of a share in percent."""
     return "-" if value is None else f"{value:.1%}"
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Print what the results hold."""
+    """Print the results as tables."""
     record.print_table(("reach", "shapes", "sources", "not timed", "median loss", "worst", "above 10 %"), [
         ["any" if row["reach"] is None else f"{row['reach']:g}", str(row["shapes"]),
          " ".join(f"{count} {source}" for source, count in row["sources"].items()), str(row["never_timed"]),

@@ -1,4 +1,4 @@
-"""The cost of a lookup for an engine: first and hot answers at three table sizes, a batch's bucket, loading."""
+"""Measure the cost of a lookup for an engine: first and repeated answers, bucket of a batch, loading."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spread(times: Sequence[float], unit: float) -> dict[str, float]:
 
 
 def each(call: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each call by itself, the clock's own included."""
+    """Seconds of each single call, clock overhead included."""
     clock = time.perf_counter
     times: list[float] = []
     for _ in range(repeats):
@@ -48,7 +48,7 @@ def each(call: Callable[[], object], repeats: int) -> list[float]:
 
 
 def questions(configs: Sequence[BestConfig]) -> list[tuple[Any, ...]]:
-    """An engine's questions about one layer: tuned buckets and others, each a new object as in every step."""
+    """An engine's questions about one layer: tuned and other buckets, each a new object."""
     draw = random.Random(1)
     config = configs[0]
     spec, page_size, gpu = config.shape.spec, config.variant.page_size, config.gpu
@@ -59,7 +59,7 @@ def questions(configs: Sequence[BestConfig]) -> list[tuple[Any, ...]]:
 
 
 def latency(configs: Sequence[BestConfig], repeats: int) -> dict[str, Any]:
-    """The times of first and hot answers from a table of `configs`, and the memory that hot ones leave behind."""
+    """The times of first and repeated (hot) answers from a table, and the memory that hot ones leave allocated."""
     table = ConfigTable.of(configs)
     asked = questions(configs)
     opening = each(lambda: table.lookup(*asked[0]), 1)[0]
@@ -81,7 +81,7 @@ def latency(configs: Sequence[BestConfig], repeats: int) -> dict[str, Any]:
 
 
 def entrances(rows: int, repeats: int) -> dict[str, Any]:
-    """The times of hot answers by each way to ask a database of so many rows, and of the table's id."""
+    """The times of hot answers by each way to look up in a database of `rows` rows, and of the table's id."""
     configs = synthetic.configs(rows)
     asked = itertools.cycle(questions(configs))
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def entrances(rows: int, repeats: int) -> dict[str, Any]:
 
 
 def summary(repeats: int) -> dict[str, Any]:
-    """The time of the bucket of a batch of 256 sequences from arrays, alone and with the lookup."""
+    """The time to compute a batch's bucket from arrays (256 sequences), alone and with the lookup."""
     draw = random.Random(2)
     query = np.ones(SEQUENCES, np.int32)
     query[0] = 512
@@ -123,7 +123,7 @@ def summary(repeats: int) -> dict[str, Any]:
 
 
 def cold_load(rows: int, repeats: int) -> dict[str, Any]:
-    """Milliseconds until a table of so many rows, that nothing has read before, can be asked, by where they are."""
+    """Milliseconds to load a table of `rows` rows that was not read before, by its place."""
     configs = synthetic.configs(rows)
     spec, page_size, gpu = configs[0].shape.spec, configs[0].variant.page_size, configs[0].gpu
     found: dict[str, Any] = {"rows": rows}
@@ -160,6 +160,7 @@ def import_ms(repeats: int) -> float:
 
 
 def main() -> None:
+    """Measure all, write the JSON and print the tables."""
     parser = record.parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="ROWS")
     parser.add_argument("--repeats", type=int, default=200_000, help="hot calls timed at each size")

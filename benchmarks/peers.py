@@ -1,7 +1,7 @@
-"""Compare this project with other attention kernels on thirteen batches: times, ratios and the share of the floor.
+"""Compare this project with other attention kernels on thirteen batches: times, ratios and shares of the floor.
 
-Every contender is checked against the oracle and timed in turns with the others, over the same tensors, in CUDA graphs
-with cold L2. What FILE holds is not measured again: the same command continues a run that was stopped or lacked a peer.
+Every contender is checked against the oracle. All are timed in turns on the same tensors, in CUDA graphs with cold L2.
+Results in FILE are not measured again, so the same command continues a run that was stopped or lacked a peer.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SAMPLES = 7
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the options."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--out", type=Path, metavar="FILE", help="where to write the JSON, and what to go on with")
-    made.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing: show what FILE holds")
+    made.add_argument("--out", type=Path, metavar="FILE", help="the JSON to write or to continue")
+    made.add_argument("--from", dest="source", type=Path, metavar="FILE", help="only show the results in FILE")
     made.add_argument("--plot", type=Path, metavar="PNG", help="draw the results as well (needs matplotlib)")
     made.add_argument("--pages", type=int, nargs="+", default=PAGES, metavar="SIZE")
     made.add_argument("--batches", nargs="+", metavar="NAME", help="only these of the thirteen")
@@ -51,10 +51,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     made.add_argument("--skip", nargs="+", default=[], metavar="PEER", help="not these peers")
     made.add_argument("--vllm", type=Path, metavar="DIR", help="an unpacked vLLM wheel: the folder that holds vllm/")
     made.add_argument("--samples", type=int, default=SAMPLES, help="of each contender (%(default)s)")
-    made.add_argument("--rates", type=float, nargs=2, metavar=("TB/s", "TFLOP/s"), help="the floor's; else measured")
-    made.add_argument("--seconds", type=float, help="begin no further batch after so long")
-    made.add_argument("--again", action="store_true", help="measure anew what FILE holds")
-    made.add_argument("--interpreter", action="store_true", help="small batches in Triton's interpreter, to try this")
+    made.add_argument("--rates", type=float, nargs=2, metavar=("TB/s", "TFLOP/s"), help="of the floor; else measured")
+    made.add_argument("--seconds", type=float, help="begin no further batch after this time")
+    made.add_argument("--again", action="store_true", help="measure again, discarding FILE")
+    made.add_argument("--interpreter", action="store_true", help="small batches, in Triton's interpreter")
     options = made.parse_args(arguments)
     if (options.out is None) == (options.source is None):
         made.error("give either --out or --from")
@@ -88,7 +88,7 @@ def new_cell(workload: Workload, page_size: int, rates: Rates) -> Cell:
 
 def measure(race: Race, cell: Cell, task: Task, candidates: Sequence[Candidate], loaded: Mapping[str, Loaded],
             results: Results) -> None:  # fmt: skip
-    """Race this project's candidates and the peers of `loaded` on `task`; `cell` gets the entries in any case."""
+    """Race this project's candidates and the loaded peers on `task`; `cell` gets the entries even on an error."""
     try:
         for candidate in candidates:
             results.at(cell, f"{OURS}{candidate.variant.template}")
@@ -105,7 +105,7 @@ def measure(race: Race, cell: Cell, task: Task, candidates: Sequence[Candidate],
 
 
 def run(options: argparse.Namespace) -> Results:
-    """Measure what is wanted and not in the file yet."""
+    """Measure the wanted cells that are not in the file yet."""
     gpu = INTERPRETER if options.interpreter else record.required_gpu(False)
     peers, todo = wanted_peers(options), wanted_workloads(options)
     configs = Configs(options.db, options.configs)
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> Results:
     loaded = {name: each for name, each in found.items() if isinstance(each, Loaded)}
     for peer in (*peers, *left_out):
         facts, known = facts_of(peer, found[peer.name]), results.document["peers"].get(peer.name)
-        # A peer that is missing now may have been measured before.
+        # Keep the facts of a peer that is missing now but was measured before.
         if not known or facts["missing"] is None or known["missing"] is not None:
             results.document["peers"][peer.name] = facts
     rates, origin = rates_of(gpu, options.rates)
@@ -135,9 +135,9 @@ def run(options: argparse.Namespace) -> Results:
     for cell, task in work:
         began = time.monotonic()
         if options.seconds and began - start > options.seconds:
-            print(f"stopped after {options.seconds:g} s; the same command goes on", file=sys.stderr)
+            print(f"stopped after {options.seconds:g} s; run the same command to continue", file=sys.stderr)
             break
-        # If this process dies, the file names the contender at work.
+        # If this process dies, a second file names the running contender.
         results.write()
         try:
             race = Race(Workbench(task, gpu), results.run)
@@ -168,18 +168,18 @@ def free(gpu: Gpu) -> None:
 
 
 def stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """End as after an error, so that no contender is blamed."""
+    """Exit as after an error, so that no contender is recorded as failed."""
     sys.exit(128 + signum)
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure or read, then print the tables and draw."""
+    """Measure or read results, print the tables and draw the plot."""
     signal.signal(signal.SIGTERM, stop)
     lost = ""
     try:
         results = Results(options.source) if options.source else run(options)
     except DeviceLostError as error:
-        # Results so far are written; the next process continues without the contender to blame.
+        # Results so far are written. The next process continues without the contender at fault.
         lost, results = str(error), Results(options.out)
     show(results)
     if options.plot:
@@ -188,7 +188,7 @@ def main(options: argparse.Namespace) -> None:
         except ImportError as error:
             print(f"no plot: {error}; `--from` and `--plot` draw it elsewhere", file=sys.stderr)
     if lost:
-        sys.exit(f"{lost}; the same command goes on without it")
+        sys.exit(f"{lost}; run the same command to continue without it")
 
 
 if __name__ == "__main__":

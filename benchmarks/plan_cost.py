@@ -1,8 +1,7 @@
-"""The cost of planning on the host: each template's plan of decode and hybrid batches of 1 to 4096 sequences.
+"""Measure the host time of a plan, for each template and decode and hybrid batches of 1 to 4096 sequences.
 
-Every batch is planned for the first time, in reserved room, from arrays of lengths as an engine holds them; the copy to
-the device's buffer is included. A launcher keeps what depends on the query lengths alone for later steps with the same
-query lengths; "new hybrid" is the cost of a step with other ones.
+Every batch is planned for the first time, in reserved memory, from arrays of lengths. The time includes the copy to the
+device. A launcher caches results that depend only on query lengths; "new hybrid" shows a step with new query lengths.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ def decode(size: int, draw: random.Random) -> Batch:
 
 
 def hybrid(size: int, draw: random.Random) -> Batch:
-    """The same, with a chunk of 512 tokens in place of the first sequence."""
+    """As `decode`, with a chunk of 512 tokens as the first sequence."""
     return Batch(((512, 3584 + draw.randint(0, 64)), *decode(size, draw).sequences[1:]))
 
 
 def split_hybrid(size: int, draw: random.Random) -> Batch:
-    """The same, with a context long enough to be split into ranges, whose partial results are merged."""
+    """As `hybrid`, with a context long enough for several segments."""
     return Batch(((512, 32768 + draw.randint(0, 64)), *decode(size, draw).sequences[1:]))
 
 
@@ -61,7 +60,7 @@ BATCHES: dict[str, Callable[[int, random.Random], Batch]] = {
 
 
 def launcher(template: str, gpu: Gpu, batch: Batch) -> Launcher | None:
-    """The launcher of one variant of `template`, None if it cannot run."""
+    """The launcher of one variant of `template`; None if it cannot run."""
     record_of = templates()[template]
     values = {d.name: VALUES[d.name] if VALUES.get(d.name) in d.choices else d.choices[0]
               for d in record_of.dimensions}  # fmt: skip
@@ -70,7 +69,7 @@ def launcher(template: str, gpu: Gpu, batch: Batch) -> Launcher | None:
 
 
 class Costs(NamedTuple):
-    """Microseconds of the host for one plan and its parts."""
+    """Host microseconds of one plan and its parts."""
 
     plan: float
     # Checking the two arrays of lengths.
@@ -82,7 +81,7 @@ class Costs(NamedTuple):
 
 
 def plan_costs(made: Launcher, batches: Sequence[Batch], device: str) -> list[Costs]:
-    """The costs of all plans but the first tenth."""
+    """The costs of all plans except the first tenth."""
     made.reserve(max(b.num_seqs for b in batches), max(b.num_tokens for b in batches), device)
     marks: list[float] = []
     work_list = made.work_list  # pyright: ignore
@@ -125,7 +124,7 @@ def measure(names: Sequence[str], sizes: Sequence[int], repeats: int, gpu: Gpu, 
 
 
 def table(rows: Sequence[dict[str, object]], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """The medians, of the plan and of its parts: a line for each batch and size, a column for each template."""
+    """The medians of plan and parts: a row for each batch and size, a column for each template."""
     cells = {(row["batch"], row["sequences"], row["template"]):
              "{median_us:.0f} ({lengths_us:.0f}+{list_us:.0f}+{upload_us:.0f})".format(**row)
              for row in rows}  # fmt: skip
@@ -136,13 +135,14 @@ def table(rows: Sequence[dict[str, object]], names: Sequence[str]) -> tuple[list
 
 
 def main() -> None:
+    """Measure all plans, write the JSON and print the table."""
     parser = record.parser(__doc__)
     parser.add_argument("--sequences", type=int, nargs="+", default=list(SIZES), metavar="N")
     parser.add_argument("--templates", nargs="+", default=list(templates()), metavar="NAME")
     parser.add_argument("--repeats", type=int, default=400, help="plans of each batch, size and template")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the plan is copied to")
     options: argparse.Namespace = parser.parse_args()
-    # Without a GPU, plan for one of the H200's size.
+    # Without a GPU, plan for the size of an H200.
     gpu = record.required_gpu(interpreter=False) if options.device == "cuda" else TARGETS["sm_90"]
     rows = measure(options.templates, options.sequences, options.repeats, gpu, options.device)
     record.write(options.out, {"device": options.device, "gpu": gpu.name, "spec": SPEC.key(),

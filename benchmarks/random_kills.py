@@ -1,7 +1,7 @@
 """Kill runs of `tune` at random moments, continue each until it is done, and check the store after every kill.
 
-A run of `kill_victim.py` is killed with SIGKILL, alone or with every process that it started, and started again until
-it ends by itself; the next round begins without a store.
+`kill_victim.py` is killed with SIGKILL, alone or with all its processes, and started again until it ends by itself. The
+next round begins with a new store.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from attention_tuner.kernel_templates.outcome import Regime
 from attention_tuner.kernel_templates.sources import environment
 
 VICTIM = Path(__file__).with_name("kill_victim.py")
-# The share of kills at a random time after the start of the process (mostly imports), and, before the database exists,
-# the share of the others while it is made. All others come within a trial's time after a line in the journal.
+# Shares of kills: at any time after the start of the process (mostly imports), and, before the database exists, while
+# it is made. All other kills come within a trial's time after a line in the journal.
 BLIND_SHARE = 0.3
 MAKING_SHARE = 0.3
 BLIND_S = 5.0
@@ -53,11 +53,11 @@ class Tally:
     # Counts of kills by victim, and by kind of moment.
     kills: Counter[str] = field(default_factory=Counter[str])
     moments: Counter[str] = field(default_factory=Counter[str])
-    # Stored trials, and those that a kill interrupted.
+    # Stored trials, and trials that a kill interrupted.
     trials: int = 0
     cut_off: int = 0
     measured_again: int = 0
-    # Sentences about what was wrong.
+    # One sentence for each violation.
     violations: list[str] = field(default_factory=list[str])
 
     def add(self, other: Tally) -> None:
@@ -105,7 +105,7 @@ def run_round(folder: Path, draw: random.Random, kills: int, tally: Tally) -> No
 
 @contextlib.contextmanager
 def victim(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that tunes; it is killed at the end of the context if it still runs."""
+    """A tuning process, which is killed at the end of the context if it still runs."""
     command = [sys.executable, str(VICTIM), str(folder)]
     changed = {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), "OMP_NUM_THREADS": "1"}
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -122,7 +122,7 @@ def victim(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def wait_for_moment(process: subprocess.Popen[bytes], folder: Path, draw: random.Random) -> str | None:
     """Wait until a random moment, and return its kind; None if the process ends before."""
     lines = num_lines(folder)
-    # The lines that this run will write, and one more, so that a run may end by itself.
+    # The lines that this run will write, plus one, so that a run may end by itself.
     most = LINES_PER_TASK * len(TASKS) - 2 * len(reported_as(folder, "stored")) + 1
     kind, waited_for, within_s = "after a line", lines + draw.randint(1, most), TRIAL_S
     if draw.random() < BLIND_SHARE:
@@ -143,7 +143,7 @@ def wait_for_moment(process: subprocess.Popen[bytes], folder: Path, draw: random
 
 
 def kill(process: subprocess.Popen[bytes], kind: str, tally: Tally) -> None:
-    """Kill the tuner and, unless alone, the processes that it started; none of them may outlive it."""
+    """Kill the tuner, alone or with its processes, and check that no process outlives it."""
     children = [pid for file in Path(f"/proc/{process.pid}/task").glob("*/children") for pid in numbers_in(file)]
     process.kill()
     if kind != "tuner alone":
@@ -158,7 +158,7 @@ def kill(process: subprocess.Popen[bytes], kind: str, tally: Tally) -> None:
 
 
 def check(folder: Path, before: set[str], tally: Tally) -> set[str]:
-    """Return the stored trials, and check that those of `before` and of the journal are there and readable."""
+    """Return the stored trials, and check that they include all of `before` and the journal."""
     path = folder / DATABASE
     reported = reported_as(folder, "stored")
     if not reported and not before and not is_made(path):
@@ -177,7 +177,7 @@ def check(folder: Path, before: set[str], tally: Tally) -> set[str]:
 
 
 def read(path: Path) -> tuple[set[str], set[str]]:
-    """The stored trials and best configs by their names in the journal. Raises for an unreadable row."""
+    """The stored trials and best configs, named as in the journal. Raises for an unreadable row."""
     regime = Regime("interpreter")
     trials: set[str] = set()
     with warnings.catch_warnings(), Store.open(path, create=False) as store:
@@ -191,7 +191,7 @@ def read(path: Path) -> tuple[set[str], set[str]]:
 
 
 def check_end(folder: Path, stored: set[str], tally: Tally) -> None:
-    """Check that everything was tried, timed and decided, and that no stored trial was measured again."""
+    """Check that all trials and results are stored, and that no stored trial was measured again."""
     with Store.open(folder / DATABASE, create=False) as store:
         counts, best = store.trial_counts(), len(store.best_configs())
     if counts != {"timed": TRIALS * len(TASKS)} or best != len(TASKS):
@@ -212,16 +212,17 @@ def check_end(folder: Path, stored: set[str], tally: Tally) -> None:
 
 
 def reported_as(folder: Path, event: str) -> set[str]:
+    """The journal's entries of an event."""
     return {line.partition(" ")[2] for line in journal(folder) if line.startswith(f"{event} ")}
 
 
 def opened(path: Path) -> contextlib.closing[sqlite3.Connection]:
-    """A read-only connection, which leaves the file and its log to the next run as the kill left them."""
+    """A read-only connection, which does not change the file and its log."""
     return contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True))
 
 
 def is_made(path: Path) -> bool:
-    """True if the database has tables: a run that was killed earlier leaves no file, or an empty one."""
+    """True if the database has tables; an early kill leaves no file or an empty one."""
     if not path.exists():
         return False
     with opened(path) as connection:
@@ -229,6 +230,7 @@ def is_made(path: Path) -> bool:
 
 
 def numbers_in(file: Path) -> list[int]:
+    """The whole numbers in a file; none if its process has ended."""
     try:
         return [int(word) for word in file.read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
@@ -236,6 +238,7 @@ def numbers_in(file: Path) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
+    """True if the process runs, and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -243,20 +246,23 @@ def is_alive(pid: int) -> bool:
 
 
 def journal(folder: Path) -> list[str]:
+    """The lines of the journal."""
     path = folder / JOURNAL
     return path.read_text().splitlines() if path.exists() else []
 
 
 def num_lines(folder: Path) -> int:
+    """The number of lines in the journal."""
     return len(journal(folder))
 
 
 def last_output(folder: Path) -> str:
+    """The last line that the victims printed."""
     return (folder / "output.txt").read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 def measure(kills: int, seed: int, processes: int) -> Tally:
-    """Count `kills` kills, in rounds that `processes` threads run side by side."""
+    """Do `kills` kills, in rounds that `processes` threads run in parallel."""
     shares = [kills // processes + (index < kills % processes) for index in range(processes)]
     total = Tally()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ThreadPoolExecutor(processes) as threads:
@@ -270,10 +276,11 @@ def measure(kills: int, seed: int, processes: int) -> Tally:
 
 
 def main() -> None:
+    """Kill, write the JSON and print the counts; fail on violations."""
     options = parser(__doc__)
     options.add_argument("--kills", type=int, default=200)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--processes", type=int, default=1, help="rounds that run side by side")
+    options.add_argument("--processes", type=int, default=1, help="rounds that run in parallel")
     given = options.parse_args()
     start = time.monotonic()
     tally = measure(given.kills, given.seed, given.processes)

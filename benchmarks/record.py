@@ -1,4 +1,4 @@
-"""The helpers of all benchmarks: options, tables, and a record of command, host, GPU, versions and date."""
+"""Helpers of all benchmarks: options, tables, and the record of command, host, GPUs, versions and date."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_interpreter(made: argparse.ArgumentParser) -> None:
 
 
 def required_gpu(interpreter: bool) -> Gpu:
-    """The interpreter or the present GPU; ends the script if there is none."""
+    """The interpreter or the present GPU; exits the script if there is none."""
     gpu = INTERPRETER if interpreter else present_gpu()
     if gpu is None:
         sys.exit("this needs an NVIDIA GPU, or --interpreter")
@@ -60,7 +60,7 @@ def record() -> dict[str, Any]:
 
 
 def write(out: Path, results: Mapping[str, Any]) -> None:
-    """Write `results` with the record of this process to `out`, whole or not at all."""
+    """Write `results` with the record of this process to `out`, atomically."""
     out.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"record": record(), **results}, indent=1, allow_nan=False) + "\n"
     partial = out.with_name(f".{out.name}.{os.getpid()}")
@@ -69,7 +69,7 @@ def write(out: Path, results: Mapping[str, Any]) -> None:
 
 
 def fractions(interval: Interval | None) -> dict[str, float | None]:
-    """An interval of log-ratios as fractions, None for an unknown bound; 0 without an interval."""
+    """An interval of log-ratios as fractions: None for an unknown bound, 0 without an interval."""
     if interval is None:
         return {"low": 0.0, "median": 0.0, "high": 0.0}
     bounds = {name: getattr(interval, name) for name in ("low", "median", "high")}
@@ -93,7 +93,7 @@ def _cpu() -> str:
 
 
 def _gpus() -> list[dict[str, str]]:
-    """The fields that `nvidia-smi` reports of each GPU; none without that tool."""
+    """The fields that `nvidia-smi` reports for each GPU; empty without that tool."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

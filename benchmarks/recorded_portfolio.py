@@ -1,4 +1,4 @@
-"""The portfolios of recorded tasks: the loss by number of kernels, where every variant was timed on every batch."""
+"""Portfolios of recorded tasks: the loss by number of kernels, with every variant timed on every batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attention_tuner.tuner.recording import Recording
 
 
 def shape_of(recording: Recording, task: Task) -> TunedShape:
-    """`task` as a tuned shape: all recorded variants are its trials, and the optimum is its best config."""
+    """`task` as a tuned shape, with all recorded variants as trials and the optimum as best config."""
     at = recording.recorded_at[1]
     timed = {v: Measured(r.outcome.timing, recording.environments[v.template], at)
              for v, r in recording.trials[task].items() if isinstance(r.outcome, Timed)}  # fmt: skip
@@ -58,6 +58,6 @@ def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = record.parser(__doc__)
     parser.add_argument("--recording", required=True, metavar="NAME|PATH", help="a recording, by name or path")
-    parser.add_argument("--page-size", type=int, default=16, help="of the tasks among which kernels are shared")
-    parser.add_argument("--most", type=int, default=8, help="kernels that the curve ends with")
+    parser.add_argument("--page-size", type=int, default=16, help="page size of the tasks that share kernels")
+    parser.add_argument("--most", type=int, default=8, help="the most kernels of the curve")
     main(parser.parse_args())

@@ -1,8 +1,8 @@
-"""The cost of merging partial results, and the ways to hide it.
+"""Measure the cost of merging partial results, and the gain of each way to hide it.
 
-The config that a lookup gives is timed with a separate launch for the reduction: as it is, without the overlap of that
-launch with the attention kernel, with four rows a program whatever the batch, without both, and without any reduction
-(whose result is wrong, but shows the time of the rest); and with the last program of a tile merging.
+The config of a lookup is timed with a separate launch of the reduction: unchanged, without overlap of that launch with
+the attention kernel, with four rows per program for all batches, with both changes, and without a reduction (the result
+is wrong, but the time shows the rest). It is also timed with the last program of a tile merging.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def four_rows(launcher: Launcher) -> int:
 
 
 def nothing(launcher: Launcher, tensors: Tensors) -> None:
-    """In place of `start_reduction`."""
+    """Replaces `start_reduction`, and does nothing."""
 
 
 IN_TURN: dict[str, Any] = {"overlaps_reduction": False}
@@ -75,7 +75,7 @@ def ways_of(variant: Variant, task: Task, gpu: Gpu) -> dict[str, tuple[Variant, 
 
 
 def measure(task: Task, variant: Variant, gpu: Gpu) -> dict[str, float]:
-    """The milliseconds of each way, sampled in turns; the ways with a right result are checked first."""
+    """The milliseconds of each way, sampled in turns. All but "no reduction" are checked first."""
     bench = Workbench(task, gpu)
     watches: dict[str, Callable[[], float]] = {}
     for name, (each, way) in ways_of(variant, task, gpu).items():
@@ -120,5 +120,5 @@ if __name__ == "__main__":
     parser = record.parser(__doc__)
     record.add_interpreter(parser)
     parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
-    parser.add_argument("--db", metavar="PATH|URL", help="where the configs come from (default: the user's own)")
+    parser.add_argument("--db", metavar="PATH|URL", help="database of the configs (default: the user's)")
     main(parser.parse_args())

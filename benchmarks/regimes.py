@@ -25,10 +25,10 @@ from attention_tuner.tuner.measure.stopwatch import Stopwatch
 
 PAGE_SIZE = 16
 SAMPLES = 20
-# After so many seconds of rest the GPU is cool again, and after so many of load its power is constant.
+# Seconds of rest until the GPU is cool, and seconds of load until its power is constant.
 REST_S = 0.3
 LOAD_S = 2.0
-# Load between two sustained timings, so that setting one up is no rest.
+# Seconds of load between two sustained timings, because the GPU rests during the setup.
 RELOAD_S = 0.3
 
 
@@ -73,7 +73,7 @@ def timed(bench: Workbench, variant: Variant) -> list[tuple[Regime, list[float]]
 
 
 def keep_busy(watch: Stopwatch[Any], seconds: float) -> None:
-    """Run the kernel for so many seconds."""
+    """Run the kernel for `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         watch.samples(50)

@@ -1,6 +1,7 @@
-"""The losses of the configs that `tune` would store: whole replays of a recording, with leads and final races.
+"""Measure the losses of the configs that `tune` would store, by full replays of a recording.
 
-The first variants to try were chosen with the recording that ships: its replays show how a search ends, not how soon.
+The heuristic's candidates were chosen with the shipped recording, so its replays show the final loss but not the speed
+of a search.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def losses(job: tuple[str, str, int, int]) -> list[float | None]:
 
 
 def about(path: str, sampler: str, found: list[list[float | None]]) -> dict[str, Any]:
-    """The losses of one sampler: a row for each seed, a column for each task; all must have stored something."""
+    """The losses of one sampler: a row for each seed, a column for each task."""
     known = [loss for each in found for loss in each if loss is not None]
     tasks = Recording.load(path).tasks
     return {
@@ -54,7 +55,7 @@ if __name__ == "__main__":
     parser = record.parser(__doc__)
     parser.add_argument("--recording", required=True, metavar="NAME|PATH", help="a recording, by name or path")
     parser.add_argument("--samplers", nargs="+", default=[DEFAULT_SAMPLER, "random"], choices=SAMPLERS,
-                        help="which of them")  # fmt: skip
+                        help="samplers to compare")  # fmt: skip
     parser.add_argument("--seeds", type=int, default=5, help="replays with each sampler")
     parser.add_argument("--trials", type=int, default=150, help="trials of each task")
     parser.add_argument("--processes", type=int, default=2, help="replays at the same time")

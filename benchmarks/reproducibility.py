@@ -1,7 +1,7 @@
 """Compare the winners of two independent runs of one search.
 
-Each run has its own database, processes and cache of compiled kernels. Then both winners and the default race in one
-process. Batches whose results are in FILE are not run again, so that the work can be divided into calls.
+Each run has its own database, processes and compile cache. Then both winners and the default race in one process.
+Batches with results in FILE are not run again, so the work can be divided into several calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAGE_SIZE = 16
 BATCHES = ("hybrid_512@16k_63dec", "decode_64_mixed", "chunk_2048@32k", "prefill_8k", "verify_32x6@20k",
            "hybrid_512@4k_31dec")  # fmt: skip
 RUNS = 2
-# More than can be tried in the time.
+# More than the time allows.
 TRIALS = 10_000
 ROUNDS = 60
 DEFAULT_ROUNDS = 12
@@ -95,7 +95,7 @@ def run_document(result: TaskResult) -> dict[str, Any]:
 
 
 def raced(task: Task, winners: list[Variant], rounds: int, executor: Executor) -> dict[str, Any]:
-    """Race the winners, and then, for fewer rounds, the default too, which can be many times as slow.
+    """Race the winners, then race them with the default in fewer rounds, because the default may be much slower.
 
     Differences are fractions: the second winner's time over the first's, and each winner's over the default's.
     """
@@ -172,7 +172,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = record.parser(__doc__)
-    parser.add_argument("--batches", default=":", metavar="N:M", help="which of the six batches, as a slice from 0")
+    parser.add_argument("--batches", default=":", metavar="N:M", help="slice of the six batches, counted from 0")
     parser.add_argument("--seconds", type=float, default=40.0, help="time for each run")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of the race between the winners")
     parser.add_argument("--interpreter", action="store_true", help="a tiny batch through Triton's interpreter")

@@ -1,11 +1,14 @@
-"""The time of the host for each `plan` and `run` of an attention.
+"""Measure the host time of `plan` and `run` of an attention, one row per batch.
 
-Each row is a batch. "plan" is HybridAttention.plan with the lookup in the table, of lengths that differ from call to
-call; "run" is one layer's call, "in Triton" the part in Triton's own launches and "beyond" the rest; "launch" is the
-launcher's call with its tensors gathered; "operator" the call as torch.compile makes it; "drop-in" unified_attention of
-a layer after the first of a step. On a GPU, batches that only decode also have "graph plan" and "replay" of a captured
-step. Calls do not wait for the GPU, so that only the host's time counts. Through the interpreter a launch is the whole
-computation: there only "beyond" is measured, on small batches, and the computations leave the host's caches cold.
+- plan: HybridAttention.plan with the lookup; lengths differ in each call.
+- run: one layer's call. "in Triton" is the part in Triton's launches, "beyond" the rest.
+- launch: the launcher's call with ready tensors.
+- operator: the call as torch.compile makes it.
+- drop-in: unified_attention of a layer after the first one of a step.
+- graph plan, replay: a captured step, for decode batches on a GPU.
+
+Calls do not wait for the GPU. In the interpreter a launch is the whole computation, so only "beyond" is measured, on
+small batches; the computations leave the host's caches cold.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ SPEC = AttentionSpec(32, 8, 128)
 BATCHES = ("1x1@2000", "32x1@2000", "256x1@1000", "1x512@4000,31x1@2000")
 INTERPRETED = ("1x1@40", "1x12@40,3x1@40")
 COLUMNS = ("plan", "run", "in Triton", "beyond", "launch", "operator", "drop-in", "graph plan", "replay")
-# Calls between two synchronizations: fewer than a GPU's queue holds, so that none waits for room in it.
+# Calls between two synchronizations, few enough that the GPU's queue never fills.
 BURST = 50
 
 
@@ -73,7 +76,8 @@ def in_triton(attention: HybridAttention, call: Callable[[int], object], repeats
 
 
 def drop_in(t: Tensors, batch: Batch) -> Callable[[int], object]:
-    # Cloned outside inference mode, as an engine does that shares one plan between its layers: they are read once.
+    """A call of `unified_attention` with lengths that are read once, as for later layers of a step."""
+    # Cloned outside inference mode, so that PyTorch counts changes.
     lengths = t.query_start_loc.clone(), max(query_len for query_len, _ in batch.sequences), t.kv_lens.clone()
 
     def call(_: int) -> None:
@@ -99,11 +103,13 @@ def graph_times(attention: HybridAttention, t: Tensors, batch: Batch, repeats: i
 
 
 def columns(batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The query lengths and context lengths of `batch`."""
     query_lens, context_lens = np.array(batch.sequences, np.int32).T.copy()
     return query_lens, context_lens
 
 
 def plan_times(text: str, repeats: int) -> dict[str, Any]:
+    """The microseconds of a plan of a batch."""
     batch = Batch.parse(text)
     query_lens, context_lens = columns(batch)
     attention = HybridAttention(SPEC, 16, batch.num_tokens, batch.num_seqs)
@@ -113,6 +119,7 @@ def plan_times(text: str, repeats: int) -> dict[str, Any]:
 
 
 def run_times(text: str, repeats: int, device: str) -> dict[str, Any]:
+    """The microseconds of each way to run a batch."""
     batch = Batch.parse(text)
     t = make_tensors(SPEC, batch, 16, device, 0, needles=False)
     attention = HybridAttention(SPEC, 16, batch.num_tokens, batch.num_seqs)
@@ -144,6 +151,7 @@ def run_times(text: str, repeats: int, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Measure all batches, write the JSON and print the table."""
     parser = record.parser(__doc__)
     parser.add_argument("--interpreter", action="store_true", help="without a GPU: what a host alone can show")
     parser.add_argument("--repeats", type=int, default=1000, help="calls of each kind; of 20 through the interpreter")

@@ -1,6 +1,6 @@
-"""The time and memory that a sampler takes, in spaces of up to a hundred thousand variants.
+"""Measure the time and memory of a sampler, in spaces of up to a hundred thousand variants.
 
-The variants are drawn from a real space; each is told a made-up time at once.
+The variants are from a real space. Each gets an invented time at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GPU = TARGETS["sm_90"]
 
 
 def space(size: int) -> list[Variant]:
-    """`size` variants: valid ones and, if these are too few, some that only a GPU with more memory could run."""
+    """`size` variants: valid ones and, if these are too few, also invalid ones."""
     spec, bucket = AttentionSpec(32, 8, 128), BatchBucket.of(BATCH)
     found = dict.fromkeys(survey(spec, bucket, 16, GPU).valid)
     if len(found) < size:
@@ -42,7 +42,7 @@ def space(size: int) -> list[Variant]:
 
 
 def milliseconds(variant: Variant) -> float:
-    """A made-up time that depends on every value of the variant."""
+    """An invented time that depends on every value of the variant."""
     slope = sum(math.log2(1 + value) for _, value in variant.values if isinstance(value, int))
     return 1 + 0.1 * random.Random(variant.key()).random() + 0.02 * slope
 
@@ -97,7 +97,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = record.parser(__doc__)
-    parser.add_argument("--samplers", nargs="+", default=[DEFAULT_SAMPLER], choices=SAMPLERS, help="which of them")
+    parser.add_argument("--samplers", nargs="+", default=[DEFAULT_SAMPLER], choices=SAMPLERS, help="those to measure")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of variants")
-    parser.add_argument("--trials", type=int, default=150, help="variants that are asked for and told")
+    parser.add_argument("--trials", type=int, default=150, help="variants to suggest and report")
     main(parser.parse_args())

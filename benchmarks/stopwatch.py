@@ -1,7 +1,7 @@
 """Compare the stopwatch with `triton.testing.do_bench` and the profiler, on ten kernels from 5 us to 5 ms.
 
-Each kernel has the busy time by the profiler (CUPTI), the time of a launch by the stopwatch in three regimes, and the
-median of `do_bench`, which clears L2 before each launch and times it alone.
+For each kernel: the busy time by the profiler (CUPTI), the launch time by the stopwatch in three regimes, and the
+median of `do_bench`, which clears L2 before each launch and times each launch alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PAGE_SIZE = 16
 SAMPLES = 20
 # Two ways of timing agree if they differ by at most this share.
 AGREE = 0.03
-# A launch of this length fills L2 many times, so that cold and warm are the same.
+# A launch of this length fills L2 many times, so cold and warm times are equal.
 LONG_US = 1000.0
 PROFILED_MS = 30.0
 COLD, WARM, EAGER = Regime("graph", "cold"), Regime("graph", "warm"), Regime("eager", "cold")
@@ -58,7 +58,7 @@ class Figures:
     name: str
     # Kernels of a launch.
     kernels: int
-    # The sum of the kernels' times and the span from the first start to the last end, by the profiler; None without it.
+    # By the profiler: the sum of the kernels' times, and the span from first start to last end; None without profiler.
     busy_cold: float | None
     span_cold: float | None
     busy_warm: float | None
@@ -70,11 +70,11 @@ class Figures:
 
     @property
     def gap(self) -> float | None:
-        """The time of a launch in a graph beside its kernels' own time."""
+        """The launch time in a graph minus the kernels' busy time."""
         return None if self.busy_cold is None else self.stopwatch_cold - self.busy_cold
 
     def why(self, empty: float) -> str:
-        """The reason why do_bench and the stopwatch differ; `empty` is do_bench's time of no launch at all."""
+        """The reason that do_bench and the stopwatch differ; `empty` is do_bench's time without a launch."""
         excess = self.do_bench - self.stopwatch_cold
         if abs(excess) <= AGREE * self.stopwatch_cold:
             return "agree"
@@ -92,7 +92,7 @@ class Figures:
 
 
 def cases(gpu: Gpu) -> Iterator[Case]:
-    """The kernels, each with its own memory, which is free again when the next is asked for."""
+    """The kernels, one at a time, so that the memory of each can be freed before the next."""
     yield add_case(gpu, MIB)
     yield copy_case(gpu, 8 * MIB)
     yield matmul_case(gpu, 1024)
@@ -146,7 +146,7 @@ def attention_case(gpu: Gpu, kind: str, text: str) -> Case:
 
 
 def rotated(gpu: Gpu, shape: tuple[int, ...]) -> Callable[[Regime], list[torch.Tensor]]:
-    """The buffers to rotate for one tensor of random bf16 numbers, which a launch reads or writes as a whole."""
+    """The buffers to rotate: tensors of random bf16 numbers, each read or written entirely by a launch."""
     made: list[torch.Tensor] = []
 
     def buffers(regime: Regime) -> list[torch.Tensor]:
@@ -178,7 +178,7 @@ def measure(case: Case) -> Figures:
 
 
 def profiled(run: Callable[[Any], object], buffers: Sequence[Any], launches: int) -> tuple[int, float, float] | None:
-    """The kernels of a launch, and the medians of their busy time and span in us; None without CUPTI."""
+    """Kernels per launch, and median busy time and span in us; None without CUPTI."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -198,7 +198,7 @@ def profiled(run: Callable[[Any], object], buffers: Sequence[Any], launches: int
 
 
 def per_launch(kernels: Sequence[tuple[float, float]], launches: int) -> tuple[int, float, float] | None:
-    """The kernels of a launch, and the medians over launches of busy time and span, from (start, end) of each kernel.
+    """Kernels per launch, and median busy time and span, from (start, end) of each kernel.
 
     None if there are no kernels, or not the same number in every launch.
     """

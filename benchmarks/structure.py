@@ -1,10 +1,10 @@
-"""Size and shape of the code: files and lines per folder, imports, parameters, options, and the modules a batch passes.
+"""Measure the code: files and lines per folder, imports, parameters, options, and modules used by a call.
 
     PYTHONPATH=FOLDER python benchmarks/structure.py --out structure.json
 
-FOLDER holds a link or checkout called `attention_tuner`; that tree is measured, so that two trees can be compared. A
-module counts as passed when one of its functions runs between the call and the return of `tune` (in any of its
-processes), `HybridAttention.plan` or `HybridAttention.run`, through Triton's interpreter on a small batch.
+FOLDER holds a link or checkout called `attention_tuner`, which is the tree measured. A module counts as passed if one
+of its functions runs during a call of `tune` (in any of its processes), `HybridAttention.plan` or
+`HybridAttention.run`, in Triton's interpreter on a small batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables of any size for the benchmarks of the lookup: shipped configs, spread over layers, pages and batches."""
+"""Synthetic tables for benchmarks of the lookup: shipped configs, spread over layers, page sizes and batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batch(draw: random.Random) -> Batch:
 
 
 def configs(count: int, seed: int = 0) -> list[BestConfig]:
-    """So many configs of an H200, each for another question, with times and variants of shipped ones."""
+    """`count` configs of an H200 for distinct questions, with times and variants of shipped configs."""
     draw = random.Random(seed)
     shipped = [config for config in shipped_configs() if config.gpu.name == "NVIDIA H200"]
     # A variant that never splits KV does not answer for every bucket.
@@ -30,7 +30,7 @@ def configs(count: int, seed: int = 0) -> list[BestConfig]:
     while len(found) < count:
         asked = batch(draw)
         bucket = BatchBucket.of(asked)
-        # As in a real table, the variant was tuned on a batch with the same parts.
+        # As in a real table, the variant is from a batch with the same parts.
         alike = [c for c in shipped if all(c.shape.bucket.has_part(p) == bucket.has_part(p) for p in ("short", "long"))]
         config = draw.choice(alike)
         spec = replace(config.shape.spec, num_q_heads=8 * draw.randint(1, LAYERS), num_kv_heads=8)

@@ -1,7 +1,7 @@
-"""The tuner's own time for each trial, with 100 to 10,000 stored trials.
+"""Measure the tuner's own time per trial, with 100 to 10,000 stored trials.
 
-The search, its sampler, the database and the progress lines are real; compiling and measuring answer at once, and
-variants are asked for one at a time. A real run does all this while the GPU measures another variant.
+Search, sampler, database and progress lines are real. Compiling and measuring return at once, and variants are
+suggested one at a time. A real run does all this while the GPU measures another variant.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PARTS = {"ask": (Study, "ask"), "tell": (Study, "tell"), "store": (Store, "add_t
 
 
 def timing(variant: Variant, samples: int, regime: Regime) -> Timing:
-    """A made-up time that depends on every value of the variant, with noise."""
+    """An invented time that depends on every value of the variant, with noise."""
     draw = random.Random(variant.key())
     slope = sum(math.log2(1 + value) for _, value in variant.values if isinstance(value, int))
     ms = 1 + draw.random() + (variant.template == "unified") + 0.01 * slope
@@ -69,7 +69,7 @@ def timing(variant: Variant, samples: int, regime: Regime) -> Timing:
 
 
 class Worker:
-    """Measures at once, and runs no race."""
+    """Worker that returns invented measurements at once, and runs no race."""
 
     busy_s = 0.0
 
@@ -98,7 +98,7 @@ class Worker:
 
 
 class Pool:
-    """Compiles at once."""
+    """Compile pool that returns at once."""
 
     processes = 14
     full_seconds = 0.0
@@ -110,7 +110,7 @@ class Pool:
         pass
 
     def submit(self, job: CompileJob) -> None:
-        # Each code has its own hash, so that no variant is another's twin.
+        # Each code has its own hash, so that no variant duplicates another.
         code = template_of(job.variant).code_key(job.variant)
         self._done.append(Build(job, StaticFacts(1024, registers=64, stack_bytes=0, code_hash=code), 0.0))
 
@@ -127,7 +127,7 @@ class Pool:
 
 
 class Clocked(TuneProgress):
-    """Notes the time at the end of each trial."""
+    """Progress that records the time at the end of each trial."""
 
     def __init__(self) -> None:
         super().__init__(GPU)
@@ -196,7 +196,7 @@ def measure(store: Store, stored: int, trials: int, sampler: str) -> dict[str, A
         tune([TASK], GPU, store, settings, Executor(Worker(), Pool()), listener)
     assert (listener.reused, len(listener.marks)) == (stored, trials + 1)
     began, first, *_, last = listener.marks
-    # The first trial is left out: it is prepared while the search begins.
+    # The first trial is left out, because it is prepared while the search begins.
     total = (last - first) / (trials - 1)
     each = {name: sum(parts[name][1 - trials :]) / (trials - 1) for name in PARTS}
     per_trial = {"total": total, **each, "rest": total - sum(each.values())}
@@ -227,5 +227,5 @@ if __name__ == "__main__":
     parser = record.parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of stored trials, ascending")
     parser.add_argument("--trials", type=int, default=30, help="trials to make at each size")
-    parser.add_argument("--sampler", default="tpe", help="which of Optuna's")
+    parser.add_argument("--sampler", default="tpe", help="sampler of the search")
     main(parser.parse_args())
