@@ -152,7 +152,7 @@ def test_a_graph_is_planned_only_for_what_the_captured_tensors_have_room_for(mon
     # The narrowest table and the fewest rows count, whichever tensors have them.
     with pytest.raises(BatchError, match="the longest sequence has 91 keys, but a row of block_table has pages for"):
         graph.plan([1], [90])
-    with pytest.raises(BatchError, match=r"4 query tokens of 4 sequences need .*, not 3 and 3"):
+    with pytest.raises(BatchError, match=r"4 query tokens need .* not 3; 4 sequences .*, not 3"):
         graph.plan([1] * 4, [9] * 4)
     assert attention.kv_lens.tolist()[:4] == [41, 41, 41, 0]
 
