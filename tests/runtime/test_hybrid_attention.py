@@ -224,7 +224,7 @@ def test_a_tree_mask_has_a_row_for_each_query_token_that_is_planned():
     checker = checker_of("1x4@40", FEATURED)
     t = checker.tensors
     plan(attention, "1x4@40")
-    with pytest.raises(BatchError, match=r"4 query tokens of 1 sequences need .* tree_mask, .* not 3 and 1"):
+    with pytest.raises(BatchError, match=r"4 query tokens need .* tree_mask, not 3; 1 sequences .*, not 1"):
         run(attention, dataclasses.replace(t, tree_mask=t.tree_mask[:3]))  # pyright: ignore
     # A padded q needs no more rows of the mask than query tokens are planned.
     padded = dataclasses.replace(t, q=torch.cat((t.q, t.q)))

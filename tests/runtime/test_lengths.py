@@ -40,7 +40,7 @@ def test_tensors_with_too_little_room_are_refused():
     lengths = Lengths.of([3, 1], [0, 9])
     check_fits(lengths, 4, 2, 10)
     for room in ((3, 2, 10), (4, 1, 10)):
-        with pytest.raises(BatchError, match=f"4 query tokens of 2 sequences need .*, not {room[0]} and {room[1]}"):
+        with pytest.raises(BatchError, match=f"4 query tokens need .* not {room[0]}; 2 sequences .*, not {room[1]}"):
             check_fits(lengths, *room)
     with pytest.raises(BatchError, match="the longest sequence has 10 keys, but a row of block_table has pages for 9"):
         check_fits(lengths, 4, 2, 9)
