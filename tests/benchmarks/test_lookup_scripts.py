@@ -101,7 +101,7 @@ def test_a_reader_reports_results_that_were_never_written(script: ModuleType, da
     reader.open()
     reader.ask()
     assert reader.lookups == 3
-    assert [text.partition(" where ")[0] for text in reader.wrong] == [repr(other)]
+    assert [text.partition(" instead of ")[0] for text in reader.wrong] == [repr(other)]
     first, second = config, replace(config, measured_at="2027-01-01T00:00:00+00:00")
     reader.seen = {"1x1@20": [first, replace(second, full_check=False)]}
     assert script.half_results(reader, [first, second]) == []
