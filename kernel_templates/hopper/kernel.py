@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from ..batch import SHORT_QUERY
+from ..launch.arguments import Ring, Tickets, Units
 from ..launch.plan import ITEM_FIELDS, MERGE_FIELDS
 from .compat import barrier, copy_to_shared, load_to_shared
 from .merge import merge_if_last
@@ -29,15 +30,15 @@ REGISTERS_OF_ALL: gl.constexpr = gl.constexpr(504)
 
 
 @gluon.jit
-def unit_of(index, items, num_items, num_heads, HEADS_FIRST: gl.constexpr):
+def unit_of(index, units, HEADS_FIRST: gl.constexpr):
     """A unit's item, the item's number, and the KV head."""
     if HEADS_FIRST:
-        kv_head = index % num_heads
-        number = index // num_heads
+        kv_head = index % units.num_heads
+        number = index // units.num_heads
     else:
-        kv_head = index // num_items
-        number = index % num_items
-    return items + number * ITEM, number, kv_head
+        kv_head = index // units.num_items
+        number = index % units.num_items
+    return units.items + number * ITEM, number, kv_head
 
 
 @gluon.jit
@@ -48,35 +49,35 @@ def dealt(round):
 
 
 @gluon.jit
-def announce(ticket, round, ring, full, empty):
+def announce(ticket, round, tickets):
     """Tell the consumers the unit that follows a round's."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    mbarrier.wait(empty.index(round % 2), ((round // 2) & 1) ^ 1)
-    ring.index(round % 2).store(gl.full([1], ticket, gl.int32, layout=layout))
-    mbarrier.arrive(full.index(round % 2), count=1)
+    mbarrier.wait(tickets.empty.index(round % 2), ((round // 2) & 1) ^ 1)
+    tickets.ring.index(round % 2).store(gl.full([1], ticket, gl.int32, layout=layout))
+    mbarrier.arrive(tickets.full.index(round % 2), count=1)
 
 
 @gluon.jit
-def announced(round, ring, full, empty):
+def announced(round, tickets):
     """The unit announced in a round."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    mbarrier.wait(full.index(round % 2), (round // 2) & 1)
-    ticket = gl.sum(ring.index(round % 2).load(layout), 0)
+    mbarrier.wait(tickets.full.index(round % 2), (round // 2) & 1)
+    ticket = gl.sum(tickets.ring.index(round % 2).load(layout), 0)
     # One thread arrives for all, so it must wait until the last has read.
     barrier()
-    mbarrier.arrive(empty.index(round % 2), count=1)
+    mbarrier.arrive(tickets.empty.index(round % 2), count=1)
     return ticket
 
 
 @gluon.jit
-def tile_rows(pages, first, stop, rows_per_page, row_base, BLOCK_N: gl.constexpr, PAGE_SIZE: gl.constexpr,
+def tile_rows(pages, first, stop, view, row_base, BLOCK_N: gl.constexpr, PAGE_SIZE: gl.constexpr,
               CHUNK: gl.constexpr):  # fmt: skip
     """The cache rows at which runs of CHUNK keys start, for a tile of BLOCK_N; keys before 0 are not looked up."""
     rows = ()
     for run in gl.static_range(BLOCK_N // CHUNK):
         key = first + run * CHUNK
         page = gl.load(pages + key // PAGE_SIZE, mask=(key >= 0) & (key < stop), other=0)
-        rows = rows + (page * rows_per_page + row_base + key % PAGE_SIZE,)  # noqa: RUF005
+        rows = rows + (page * view.rows_per_page + row_base + key % PAGE_SIZE,)  # noqa: RUF005
     return rows
 
 
@@ -90,8 +91,7 @@ def load_tile(desc, rows, column, full, tile, BLOCK_N: gl.constexpr, HEAD_DIM: g
 
 @gluon.jit
 def produce(
-    items, num_items, num_heads, k_desc, v_desc, block_table, stride_table, rows_per_page, rows_per_head,
-    columns_per_head, k_ring, v_ring, k_full, k_empty, v_full, v_empty, tickets, ticket_ring, ticket_full, ticket_empty,
+    units, k_desc, v_desc, block_table, stride_table, view, ring, drawn, tickets,
     BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, CHUNK: gl.constexpr,
     STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
@@ -102,38 +102,38 @@ def produce(
     count = 0
     round = 0
     index = gl.program_id(0)
-    while index < num_items * num_heads:
-        item, _, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
+    while index < units.num_items * units.num_heads:
+        item, _, kv_head = unit_of(index, units, HEADS_FIRST)
         # Drawn early: a ticket takes a while, and is needed once this unit is loaded.
-        index = gl.atomic_add(tickets, 1) + gl.num_programs(0) if DYNAMIC else dealt(round + 1)
+        index = gl.atomic_add(drawn, 1) + gl.num_programs(0) if DYNAMIC else dealt(round + 1)
         start = gl.load(item + 4)
         stop = gl.load(item + 5)
         num_tiles = (stop - start + BLOCK_N - 1) // BLOCK_N
         pages = block_table + gl.load(item + 6).to(gl.int64) * stride_table
-        row_base = kv_head * rows_per_head
-        column = kv_head * columns_per_head
+        row_base = kv_head * view.rows_per_head
+        column = kv_head * view.columns_per_head
         first = start + (num_tiles - 1) * BLOCK_N
         # Pages are looked up before the wait for a stage, so that the two latencies overlap.
-        rows = tile_rows(pages, first, stop, rows_per_page, row_base, BLOCK_N, PAGE_SIZE, CHUNK)
+        rows = tile_rows(pages, first, stop, view, row_base, BLOCK_N, PAGE_SIZE, CHUNK)
         for _ in range(num_tiles):
             stage = count % STAGES
             phase = (count // STAGES) & 1
-            mbarrier.wait(k_empty.index(stage), phase ^ 1)
-            load_tile(k_desc, rows, column, k_full.index(stage), k_ring.index(stage), BLOCK_N, HEAD_DIM, CHUNK)
+            mbarrier.wait(ring.k_empty.index(stage), phase ^ 1)
+            load_tile(k_desc, rows, column, ring.k_full.index(stage), ring.k.index(stage), BLOCK_N, HEAD_DIM, CHUNK)
             first -= BLOCK_N
-            next_rows = tile_rows(pages, first, stop, rows_per_page, row_base, BLOCK_N, PAGE_SIZE, CHUNK)
-            mbarrier.wait(v_empty.index(stage), phase ^ 1)
-            load_tile(v_desc, rows, column, v_full.index(stage), v_ring.index(stage), BLOCK_N, HEAD_DIM, CHUNK)
+            next_rows = tile_rows(pages, first, stop, view, row_base, BLOCK_N, PAGE_SIZE, CHUNK)
+            mbarrier.wait(ring.v_empty.index(stage), phase ^ 1)
+            load_tile(v_desc, rows, column, ring.v_full.index(stage), ring.v.index(stage), BLOCK_N, HEAD_DIM, CHUNK)
             rows = next_rows
             count += 1
         if DYNAMIC:
-            announce(index, round, ticket_ring, ticket_full, ticket_empty)
+            announce(index, round, tickets)
         round += 1
     if DYNAMIC:  # noqa: SIM102 - a branch at compile time, and one at run time
-        if gl.atomic_add(tickets + 1, 1) == gl.num_programs(0) - 1:
+        if gl.atomic_add(drawn + 1, 1) == gl.num_programs(0) - 1:
             # All programs have drawn their last ticket: reset for the next launch.
-            gl.store(tickets, 0)
-            gl.store(tickets + 1, 0)
+            gl.store(drawn, 0)
+            gl.store(drawn + 1, 0)
 
 
 @gluon.jit
@@ -145,7 +145,7 @@ def share_of(item, WARPGROUP: gl.constexpr, GROUP: gl.constexpr):
 
 @gluon.jit
 def copy_q(
-    q, q_tile, item, kv_head, stride_q_token, stride_q_head,
+    q, q_tile, item, kv_head, strides,
     WARPGROUP: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """Start copying this consumer's rows of q of a unit to shared memory."""
@@ -155,15 +155,14 @@ def copy_q(
     _, first_row = share_of(item, WARPGROUP, GROUP)
     row = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))
-    offset = (q_start + row // GROUP).to(gl.int64) * stride_q_token + (kv_head * GROUP + row % GROUP) * stride_q_head
+    offset = (q_start + row // GROUP).to(gl.int64) * strides.q_token + (kv_head * GROUP + row % GROUP) * strides.q_head
     copy_to_shared(q_tile, q + offset[:, None] + dims[None, :], mask=(row < num_rows)[:, None])
     async_copy.commit_group()
 
 
 @gluon.jit
 def write(
-    state, kv_head, q_start, first_row, num_rows, slot, skip, out, partial_out, partial_max, partial_sum, partial_rows,
-    stride_o_token, stride_o_head,
+    state, kv_head, q_start, first_row, num_rows, slot, skip, out, partials, partial_rows, strides,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """Write the output, or with a `slot` the partial results, `skip` rows after it."""
@@ -177,22 +176,20 @@ def write(
     row_sum = gl.convert_layout(gl.sum(row_sums, 1), gl.SliceLayout(1, layout))
     if slot < 0:
         head = kv_head * GROUP + row % GROUP
-        offset = (q_start + row // GROUP).to(gl.int64) * stride_o_token + head * stride_o_head
+        offset = (q_start + row // GROUP).to(gl.int64) * strides.o_token + head * strides.o_head
         result = (acc / row_sum[:, None]).to(out.dtype.element_ty)
         gl.store(out + offset[:, None] + dims[None, :], result, mask=valid[:, None])
     else:
         partial = kv_head.to(gl.int64) * partial_rows + slot + skip + local
-        narrowed = acc.to(partial_out.dtype.element_ty)
-        gl.store(partial_out + partial[:, None] * HEAD_DIM + dims[None, :], narrowed, mask=valid[:, None])
-        gl.store(partial_max + partial, row_max, mask=valid)
-        gl.store(partial_sum + partial, row_sum, mask=valid)
+        narrowed = acc.to(partials.out.dtype.element_ty)
+        gl.store(partials.out + partial[:, None] * HEAD_DIM + dims[None, :], narrowed, mask=valid[:, None])
+        gl.store(partials.max + partial, row_max, mask=valid)
+        gl.store(partials.sum + partial, row_sum, mask=valid)
 
 
 @gluon.jit
 def consume(
-    items, merges, num_items, num_heads, q, out, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-    ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, counters, partial_rows, qk_scale,
-    stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+    units, q, out, q_tile, ring, tickets, partials, partial_rows, qk_scale, strides,
     WARPGROUP: gl.constexpr, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
     STAGES: gl.constexpr, HEADS_FIRST: gl.constexpr, DYNAMIC: gl.constexpr, LAST_MERGES: gl.constexpr,
 ):  # fmt: skip
@@ -200,17 +197,17 @@ def consume(
     score_layout: gl.constexpr = product_layout(BLOCK_N)
     # Tiles that went through the ring before this unit.
     count = 0
-    num_units = num_items * num_heads
+    num_units = units.num_items * units.num_heads
     round = 0
     index = gl.program_id(0)
     if WARPGROUP == 1:
         # The first turn is the other consumer's.
         turn("arrive", 0)
     if index < num_units:
-        item, number, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
-        copy_q(q, q_tile, item, kv_head, stride_q_token, stride_q_head, WARPGROUP, GROUP, HEAD_DIM)
+        item, number, kv_head = unit_of(index, units, HEADS_FIRST)
+        copy_q(q, q_tile, item, kv_head, strides, WARPGROUP, GROUP, HEAD_DIM)
     while index < num_units:
-        item, number, kv_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
+        item, number, kv_head = unit_of(index, units, HEADS_FIRST)
         q_start = gl.load(item)
         context_len = gl.load(item + 1)
         num_rows = gl.load(item + 2)
@@ -233,29 +230,29 @@ def consume(
         fence_async_shared()
         if is_short:
             state = attend_short(
-                state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked,
-                unwritten, top, position, qk_scale, WARPGROUP, BLOCK_N, HEAD_DIM, STAGES,
+                state, q_tile, ring, count, num_tiles, num_masked, unwritten, top, position, qk_scale,
+                WARPGROUP, BLOCK_N, HEAD_DIM, STAGES,
             )  # fmt: skip
         else:
             state = attend_long(
-                state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked,
-                unwritten, top, position, qk_scale, WARPGROUP, BLOCK_N, HEAD_DIM, STAGES,
+                state, q_tile, ring, count, num_tiles, num_masked, unwritten, top, position, qk_scale,
+                WARPGROUP, BLOCK_N, HEAD_DIM, STAGES,
             )  # fmt: skip
         count += num_tiles
-        index = announced(round, ticket_ring, ticket_full, ticket_empty) if DYNAMIC else dealt(round + 1)
+        index = announced(round, tickets) if DYNAMIC else dealt(round + 1)
         round += 1
         # The next unit's rows are loading while this unit's results are written.
         if index < num_units:
-            next_item, _, next_head = unit_of(index, items, num_items, num_heads, HEADS_FIRST)
-            copy_q(q, q_tile, next_item, next_head, stride_q_token, stride_q_head, WARPGROUP, GROUP, HEAD_DIM)
+            next_item, _, next_head = unit_of(index, units, HEADS_FIRST)
+            copy_q(q, q_tile, next_item, next_head, strides, WARPGROUP, GROUP, HEAD_DIM)
         write(
-            state, kv_head, q_start, first_row, num_rows, slot, skip, out, partial_out, partial_max, partial_sum,
-            partial_rows, stride_o_token, stride_o_head, GROUP, HEAD_DIM,
+            state, kv_head, q_start, first_row, num_rows, slot, skip, out, partials, partial_rows, strides,
+            GROUP, HEAD_DIM,
         )  # fmt: skip
         if LAST_MERGES:
             merge_if_last(
-                item, merges + number * MERGE, kv_head, is_short, WARPGROUP, out, partial_out, partial_max, partial_sum,
-                counters, partial_rows, stride_o_token, stride_o_head, GROUP, HEAD_DIM, ROWS,
+                item, units.merges + number * MERGE, kv_head, is_short, WARPGROUP, out, partials, partial_rows, strides,
+                GROUP, HEAD_DIM, ROWS,
             )  # fmt: skip
     if WARPGROUP == 0:
         # Take the turn that the other consumer gave last, so that no barrier is left half full.
@@ -264,9 +261,8 @@ def consume(
 
 @gluon.jit(do_not_specialize=["num_heads", "partial_rows", "stride_table"])
 def gluon_attention_kernel(
-    items, merges, counts, tickets, num_heads, q, k_desc, v_desc, out, block_table, partial_out, partial_max,
-    partial_sum, counters, partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
-    stride_table, rows_per_page, rows_per_head, columns_per_head,
+    work, drawn, num_heads, q, k_desc, v_desc, out, block_table, partials, partial_rows, qk_scale, strides,
+    stride_table, view,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, CHUNK: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, HEADS_FIRST: gl.constexpr,
     DYNAMIC: gl.constexpr, LAST_MERGES: gl.constexpr, PDL: gl.constexpr, num_warps: gl.constexpr,
@@ -275,7 +271,7 @@ def gluon_attention_kernel(
     if PDL:
         # At the start, for the reason in `kernel.attention_kernel`.
         gdc_launch_dependents()
-    num_items = gl.load(counts)
+    num_items = gl.load(work.counts)
     dtype: gl.constexpr = q.dtype.element_ty
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
@@ -298,18 +294,17 @@ def gluon_attention_kernel(
         mbarrier.init(ticket_full.index(slot), count=1)
         mbarrier.init(ticket_empty.index(slot), count=2)
     fence_async_shared()
+    ring = Ring(k_ring, v_ring, k_full, k_empty, v_full, v_empty)
+    tickets = Tickets(ticket_ring, ticket_full, ticket_empty)
+    units = Units(work.items, work.merges, num_items, num_heads)
+    # The loading warp merges nothing, and would only carry the pointer.
+    to_load = Units(work.items, None, num_items, num_heads)
     gl.warp_specialize([
-        (consume, (items, merges, num_items, num_heads, q, out, q_upper, k_ring, v_ring, k_full, k_empty, v_full,
-                   v_empty, ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, counters,
-                   partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+        (consume, (units, q, out, q_upper, ring, tickets, partials, partial_rows, qk_scale, strides,
                    0, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST, DYNAMIC, LAST_MERGES)),
-        (consume, (items, merges, num_items, num_heads, q, out, q_lower, k_ring, v_ring, k_full, k_empty, v_full,
-                   v_empty, ticket_ring, ticket_full, ticket_empty, partial_out, partial_max, partial_sum, counters,
-                   partial_rows, qk_scale, stride_q_token, stride_q_head, stride_o_token, stride_o_head,
+        (consume, (units, q, out, q_lower, ring, tickets, partials, partial_rows, qk_scale, strides,
                    1, GROUP, BLOCK_N, HEAD_DIM, STAGES, HEADS_FIRST, DYNAMIC, LAST_MERGES)),
-        (produce, (items, num_items, num_heads, k_desc, v_desc, block_table, stride_table, rows_per_page,
-                   rows_per_head, columns_per_head, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-                   tickets, ticket_ring, ticket_full, ticket_empty,
+        (produce, (to_load, k_desc, v_desc, block_table, stride_table, view, ring, drawn, tickets,
                    BLOCK_N, HEAD_DIM, PAGE_SIZE, CHUNK, STAGES, HEADS_FIRST, DYNAMIC)),
     ], [4, 1], [REGISTERS, REGISTERS_OF_ALL - 2 * REGISTERS])  # fmt: skip
     for stage in gl.static_range(STAGES):

@@ -12,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..batch import IntArray
 from ..errors import VariantError
+from ..launch.arguments import CacheView, RowStrides
 from ..launch.launcher import Tensors
 from ..launch.plan import most_rounds, whole_rounds
 from ..launch.room import Limit, Room
@@ -73,7 +74,7 @@ class GluonHopperLauncher(BalancedLauncher):
     def _make_room(self, room: Room, device: torch.device | str) -> None:
         super()._make_room(room, device)
         # The number of units drawn, and of programs done. Each launch leaves zeros behind.
-        self._tickets = torch.zeros(2, dtype=torch.int32, device=device)
+        self._drawn = torch.zeros(2, dtype=torch.int32, device=device)
 
     def start_attention(self, tensors: Tensors) -> None:
         """Start the grid of warp-specialised programs."""
@@ -88,9 +89,9 @@ class GluonHopperLauncher(BalancedLauncher):
                 f"gluon_hopper cannot read K with strides {t.k_cache.stride()} and V with others, {t.v_cache.stride()}"
             )
         arguments = (
-            *self._work, self._tickets, spec.num_kv_heads, t.q, k_desc, v_desc, t.out,
-            t.block_table, *self._partials, self._partials.max.stride(0),
-            spec.softmax_scale * LOG2_E.value, *t.q.stride()[:2], *t.out.stride()[:2], t.block_table.stride(0), *view,
+            self._work, self._drawn, spec.num_kv_heads, t.q, k_desc, v_desc, t.out, t.block_table, self._partials,
+            self._partials.max.stride(0), spec.softmax_scale * LOG2_E.value,
+            RowStrides(*t.q.stride()[:2], *t.out.stride()[:2]), t.block_table.stride(0), CacheView(*view),
         )  # fmt: skip
         constants: dict[str, Any] = {
             "GROUP": spec.group_size, "HEAD_DIM": spec.head_dim, "PAGE_SIZE": self.variant.page_size, "CHUNK": chunk,

@@ -10,8 +10,7 @@ from .compat import barrier
 
 @gluon.jit
 def merge_rows(
-    row, num_rows, q_start, kv_head, slot, num_partials, stride, out, partial_out, partial_max, partial_sum,
-    partial_rows, stride_o_token, stride_o_head,
+    row, num_rows, q_start, kv_head, slot, num_partials, step, out, partials, partial_rows, strides,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROWS: gl.constexpr, PARTIALS: gl.constexpr,
 ):  # fmt: skip
     """Do what `combine.merge_rows` does, with the four warps of a consumer.
@@ -30,12 +29,12 @@ def merge_rows(
     row_sum = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, rows_and_partials))
     for first in range(0, num_partials, PARTIALS):
         number = first + gl.arange(0, PARTIALS, layout=gl.SliceLayout(0, rows_and_partials))
-        partial = base[:, None] + number[None, :] * stride
+        partial = base[:, None] + number[None, :] * step
         present = valid[:, None] & (number < num_partials)[None, :]
         # Load from L2, for the reason in `combine.merge_rows`.
-        maxima = gl.load(partial_max + partial, mask=present, other=LOWEST, cache_modifier=".cg")
-        sums = gl.load(partial_sum + partial, mask=present, other=0.0, cache_modifier=".cg")
-        places = partial_out + partial[:, :, None] * HEAD_DIM + dims[None, None, :]
+        maxima = gl.load(partials.max + partial, mask=present, other=LOWEST, cache_modifier=".cg")
+        sums = gl.load(partials.sum + partial, mask=present, other=0.0, cache_modifier=".cg")
+        places = partials.out + partial[:, :, None] * HEAD_DIM + dims[None, None, :]
         values = gl.load(places, mask=present[:, :, None], other=0.0, cache_modifier=".cg").to(gl.float32)
         new_max = gl.maximum(row_max, gl.max(maxima, 1))
         shrink = gl.exp2(row_max - new_max)
@@ -45,15 +44,15 @@ def merge_rows(
         acc = acc + gl.sum(values * weight[:, :, None], 1)
         row_max = new_max
     rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, rows_and_dims))
-    offset = (q_start + rows // GROUP).to(gl.int64) * stride_o_token + (kv_head * GROUP + rows % GROUP) * stride_o_head
+    head = kv_head * GROUP + rows % GROUP
+    offset = (q_start + rows // GROUP).to(gl.int64) * strides.o_token + head * strides.o_head
     result = acc / gl.convert_layout(row_sum, gl.SliceLayout(1, rows_and_dims))[:, None]
     gl.store(out + offset[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=(rows < num_rows)[:, None])
 
 
 @gluon.jit
 def merge_if_last(
-    item, merge, kv_head, is_short, half, out, partial_out, partial_max, partial_sum, counters, partial_rows,
-    stride_o_token, stride_o_head,
+    item, merge, kv_head, is_short, half, out, partials, partial_rows, strides,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, HALF_ROWS: gl.constexpr,
 ):  # fmt: skip
     """Merge rows of a tile in the last consumer that has written them; each calls this after writing its own.
@@ -71,7 +70,7 @@ def merge_if_last(
         if skip < stop:
             base = gl.load(merge)
             num_partials = gl.load(merge + 1)
-            counter = counters + kv_head.to(gl.int64) * partial_rows + base + skip
+            counter = partials.counters + kv_head.to(gl.int64) * partial_rows + base + skip
             barrier()
             if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_partials - 1:
                 gl.store(counter, 0)
@@ -81,13 +80,11 @@ def merge_if_last(
                     for offset in range(skip, stop, 4):
                         merge_rows(
                             tile_row + offset, num_rows, q_start, kv_head, base + offset, num_partials, stride, out,
-                            partial_out, partial_max, partial_sum, partial_rows, stride_o_token, stride_o_head,
-                            GROUP, HEAD_DIM, 4, 2048 // HEAD_DIM,
+                            partials, partial_rows, strides, GROUP, HEAD_DIM, 4, 2048 // HEAD_DIM,
                         )  # fmt: skip
                 else:
                     for offset in range(skip, stop, 16):
                         merge_rows(
                             tile_row + offset, num_rows, q_start, kv_head, base + offset, num_partials, stride, out,
-                            partial_out, partial_max, partial_sum, partial_rows, stride_o_token, stride_o_head,
-                            GROUP, HEAD_DIM, 16, 512 // HEAD_DIM,
+                            partials, partial_rows, strides, GROUP, HEAD_DIM, 16, 512 // HEAD_DIM,
                         )  # fmt: skip

@@ -72,24 +72,24 @@ def softmax(scores, row_max, row_sums, qk_scale, DTYPE: gl.constexpr, BLOCK_N: g
 
 
 @gluon.jit
-def pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES: gl.constexpr):
+def pass_tile(count, ring, STAGES: gl.constexpr):
     """Pass a tile that the other consumer uses, so that no later phase of its barriers is mistaken for this one."""
     stage = count % STAGES
     phase = (count // STAGES) & 1
-    mbarrier.wait(k_full.index(stage), phase)
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    mbarrier.wait(v_full.index(stage), phase)
-    mbarrier.arrive(v_empty.index(stage), count=1)
+    mbarrier.wait(ring.k_full.index(stage), phase)
+    mbarrier.arrive(ring.k_empty.index(stage), count=1)
+    mbarrier.wait(ring.v_full.index(stage), phase)
+    mbarrier.arrive(ring.v_empty.index(stage), count=1)
 
 
 @gluon.jit
-def scores_of(stage, phase, q_tile, k_ring, k_full, k_empty, BLOCK_N: gl.constexpr):
+def scores_of(stage, phase, q_tile, ring, BLOCK_N: gl.constexpr):
     """The product of q and the keys of a stage; frees the stage."""
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=product_layout(BLOCK_N))
-    mbarrier.wait(k_full.index(stage), phase)
-    scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    mbarrier.wait(ring.k_full.index(stage), phase)
+    scores = warpgroup_mma(q_tile, ring.k.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
-    mbarrier.arrive(k_empty.index(stage), count=1)
+    mbarrier.arrive(ring.k_empty.index(stage), count=1)
     return scores
 
 
@@ -102,22 +102,22 @@ def shrunk(acc, shrink, p, DTYPE: gl.constexpr, HEAD_DIM: gl.constexpr):
 
 
 @gluon.jit
-def add_values(acc, p, stage, phase, v_ring, v_full, v_empty):
+def add_values(acc, p, stage, phase, ring):
     """`acc` plus the product of probabilities and the values of a stage; frees the stage."""
-    mbarrier.wait(v_full.index(stage), phase)
-    next_acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
+    mbarrier.wait(ring.v_full.index(stage), phase)
+    next_acc = warpgroup_mma(p, ring.v.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[next_acc])
-    mbarrier.arrive(v_empty.index(stage), count=1)
+    mbarrier.arrive(ring.v_empty.index(stage), count=1)
     return acc
 
 
 @gluon.jit
-def clear_unwritten(v_tile, v_full, phase, num_written, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
+def clear_unwritten(v_tile, full, phase, num_written, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
     """Zero the values of slots that were never written, because a probability of 0 does not cancel a NaN.
 
     Both consumers of a long sequence write the same zeros.
     """
-    mbarrier.wait(v_full, phase)
+    mbarrier.wait(full, phase)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     key = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, layout))
     v = v_tile.load(layout)
@@ -129,28 +129,26 @@ def clear_unwritten(v_tile, v_full, phase, num_written, BLOCK_N: gl.constexpr, H
 
 @gluon.jit
 def fold(
-    state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top, position,
-    qk_scale,
+    state, j, q_tile, ring, count, num_masked, unwritten, top, position, qk_scale,
     BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fold tile j into `state` (see `no_tiles`), one step after the other."""
     acc, row_max, row_sums = state
     stage = (count + j) % STAGES
     phase = ((count + j) // STAGES) & 1
-    scores = scores_of(stage, phase, q_tile, k_ring, k_full, k_empty, BLOCK_N)
+    scores = scores_of(stage, phase, q_tile, ring, BLOCK_N)
     if j < num_masked:
         scores = mask(scores, top - j * BLOCK_N, position, BLOCK_N, product_layout(BLOCK_N))
-    p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, v_ring.dtype, BLOCK_N)
-    acc, p = shrunk(acc, shrink, p, v_ring.dtype, HEAD_DIM)
+    p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, ring.v.dtype, BLOCK_N)
+    acc, p = shrunk(acc, shrink, p, ring.v.dtype, HEAD_DIM)
     if (j == 0) & (unwritten > 0):
-        clear_unwritten(v_ring.index(stage), v_full.index(stage), phase, BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
-    return add_values(acc, p, stage, phase, v_ring, v_full, v_empty), row_max, row_sums
+        clear_unwritten(ring.v.index(stage), ring.v_full.index(stage), phase, BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
+    return add_values(acc, p, stage, phase, ring), row_max, row_sums
 
 
 @gluon.jit
 def attend_short(
-    state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
-    position, qk_scale,
+    state, q_tile, ring, count, num_tiles, num_masked, unwritten, top, position, qk_scale,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fold every second tile, from tile WARPGROUP on, into `state`.
@@ -158,14 +156,14 @@ def attend_short(
     The other consumer's products run during this one's softmax. `count` tiles have gone through the ring before.
     """
     if WARPGROUP == 1:
-        pass_tile(count, k_full, k_empty, v_full, v_empty, STAGES)
+        pass_tile(count, ring, STAGES)
     for j in range(WARPGROUP, num_tiles, 2):
         state = fold(
-            state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top,
+            state, j, q_tile, ring, count, num_masked, unwritten, top,
             position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
         )  # fmt: skip
         if j + 1 < num_tiles:
-            pass_tile(count + j + 1, k_full, k_empty, v_full, v_empty, STAGES)
+            pass_tile(count + j + 1, ring, STAGES)
     return state
 
 
@@ -189,8 +187,7 @@ def turn(ACTION: gl.constexpr, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def attend_long(
-    state, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_tiles, num_masked, unwritten, top,
-    position, qk_scale,
+    state, q_tile, ring, count, num_tiles, num_masked, unwritten, top, position, qk_scale,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fold every tile into `state`, the products of one tile's values together with those of the next one's keys.
@@ -202,34 +199,34 @@ def attend_long(
     ahead = gl.maximum(num_masked - 1, 0)
     for j in range(ahead):
         state = fold(
-            state, j, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, count, num_masked, unwritten, top,
+            state, j, q_tile, ring, count, num_masked, unwritten, top,
             position, qk_scale, BLOCK_N, HEAD_DIM, STAGES,
         )  # fmt: skip
     acc, row_max, row_sums = state
     stage = (count + ahead) % STAGES
     phase = ((count + ahead) // STAGES) & 1
-    scores = scores_of(stage, phase, q_tile, k_ring, k_full, k_empty, BLOCK_N)
+    scores = scores_of(stage, phase, q_tile, ring, BLOCK_N)
     scores = mask(scores, top - ahead * BLOCK_N, position, BLOCK_N, product_layout(BLOCK_N))
-    p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, v_ring.dtype, BLOCK_N)
-    acc, p = shrunk(acc, shrink, p, v_ring.dtype, HEAD_DIM)
+    p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, ring.v.dtype, BLOCK_N)
+    acc, p = shrunk(acc, shrink, p, ring.v.dtype, HEAD_DIM)
     if (ahead == 0) & (unwritten > 0):
-        clear_unwritten(v_ring.index(stage), v_full.index(stage), phase, BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
+        clear_unwritten(ring.v.index(stage), ring.v_full.index(stage), phase, BLOCK_N - unwritten, BLOCK_N, HEAD_DIM)
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=product_layout(BLOCK_N))
     for j in range(ahead + 1, num_tiles):
         last_stage = stage
         last_phase = phase
         stage = (count + j) % STAGES
         phase = ((count + j) // STAGES) & 1
-        mbarrier.wait(k_full.index(stage), phase)
+        mbarrier.wait(ring.k_full.index(stage), phase)
         turn("sync", WARPGROUP)
-        next_scores = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        mbarrier.wait(v_full.index(last_stage), last_phase)
-        next_acc = warpgroup_mma(p, v_ring.index(last_stage), acc, is_async=True)
+        next_scores = warpgroup_mma(q_tile, ring.k.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        mbarrier.wait(ring.v_full.index(last_stage), last_phase)
+        next_acc = warpgroup_mma(p, ring.v.index(last_stage), acc, is_async=True)
         turn("arrive", 1 - WARPGROUP)
         scores = warpgroup_mma_wait(1, deps=[next_scores])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, v_ring.dtype, BLOCK_N)
+        mbarrier.arrive(ring.k_empty.index(stage), count=1)
+        p, row_max, row_sums, shrink = softmax(scores, row_max, row_sums, qk_scale, ring.v.dtype, BLOCK_N)
         acc = warpgroup_mma_wait(0, deps=[next_acc])
-        mbarrier.arrive(v_empty.index(last_stage), count=1)
-        acc, p = shrunk(acc, shrink, p, v_ring.dtype, HEAD_DIM)
-    return add_values(acc, p, stage, phase, v_ring, v_full, v_empty), row_max, row_sums
+        mbarrier.arrive(ring.v_empty.index(last_stage), count=1)
+        acc, p = shrunk(acc, shrink, p, ring.v.dtype, HEAD_DIM)
+    return add_values(acc, p, stage, phase, ring), row_max, row_sums

@@ -7,7 +7,7 @@ none for a field that is None.
 # pyright: basic
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -113,3 +113,50 @@ class Code(NamedTuple):
     LAST_MERGES: bool
     # Operands in bfloat16 are widened to float32, for the interpreter.
     WIDEN: bool
+
+
+class RowStrides(NamedTuple):
+    """The strides, in elements, of queries and output."""
+
+    q_token: int
+    q_head: int
+    o_token: int
+    o_head: int
+
+
+class CacheView(NamedTuple):
+    """The steps between pages and heads in a cache that is seen as a matrix."""
+
+    rows_per_page: int
+    rows_per_head: int
+    columns_per_head: int
+
+
+class Units(NamedTuple):
+    """The units of work of `gluon_hopper`: each item for each KV head."""
+
+    # The fields of `Work`.
+    items: Any
+    merges: Any
+    num_items: Any
+    num_heads: Any
+
+
+class Ring(NamedTuple):
+    """The ring of K and V tiles in shared memory, and each stage's barriers."""
+
+    # [stages, block_n, head_dim].
+    k: Any
+    v: Any
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
+
+
+class Tickets(NamedTuple):
+    """Announced units in shared memory, and their barriers."""
+
+    ring: Any
+    full: Any
+    empty: Any
