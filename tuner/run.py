@@ -29,9 +29,9 @@ from .settings import Budget, Listener, Settings
 
 R = TypeVar("R")
 
-# Variants chosen ahead for each compile process: none of them waits while compiled variants wait for the GPU.
+# Variants on their way for each compile process: no process waits while compiled variants wait for the GPU.
 AHEAD_PER_PROCESS = 2
-# Most variants chosen ahead, as a share of the trials: one that is chosen late profits from more results.
+# Most variants on their way when the sampler chooses, as a share of the trials: it chooses better with more results.
 AHEAD_SHARE = 0.25
 FEWEST_AHEAD = 2
 
@@ -187,14 +187,18 @@ class Run:
         return self.budget.end - self.executor.clock()
 
     @property
-    def ahead(self) -> int:
-        """Number of variants that are chosen before the first of them is measured."""
+    def most_ahead(self) -> int:
+        """Most variants on their way to the GPU. Those fixed before the search may fill it: results change none."""
         pool = self.executor.pool
         if pool is None:
             # Nothing is compiled ahead, so that choosing ahead would only keep the sampler from learning.
             return 1
-        most = max(FEWEST_AHEAD, int(AHEAD_SHARE * self.settings.trials))
-        return self.settings.ahead or min(AHEAD_PER_PROCESS * pool.processes, most)
+        return self.settings.ahead or AHEAD_PER_PROCESS * pool.processes
+
+    @property
+    def ahead(self) -> int:
+        """Most variants on their way when the sampler chooses another."""
+        return min(self.most_ahead, self.settings.ahead or max(FEWEST_AHEAD, int(AHEAD_SHARE * self.settings.trials)))
 
     @property
     def regime(self) -> Regime:

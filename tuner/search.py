@@ -168,9 +168,10 @@ class Search:
         self._proven = deque(proven(self.task, self.run)[: max(0, min(share, left))])
 
     def choose_ahead(self) -> None:
-        """Choose variants until `Run.ahead` are on their way or all trials are used. A skipped variant is no trial."""
+        """Choose variants until enough are on their way or all trials are used. A skipped variant is no trial."""
         while (
-            len(self._ready) + len(self._compiling) + (self._pending is not None) < self.run.ahead
+            len(self._ready) + len(self._compiling) + (self._pending is not None)
+            < (self.run.most_ahead if self._study.has_first else self.run.ahead)
             and self._trials + len(self._proven) < self.run.settings.trials
         ):
             variant = self._study.ask()

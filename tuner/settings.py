@@ -24,7 +24,7 @@ class Settings:
     seconds: float | None = None  # wall time of the whole run; None for no limit
     seed: int = 0  # of the sampler and of the checked inputs
     sampler: str = DEFAULT_SAMPLER  # chooses the variants to try
-    ahead: int | None = None  # variants chosen before the first of them is measured; None: see `Run.ahead`
+    ahead: int | None = None  # variants on their way to the GPU; None: see `Run.most_ahead` and `Run.ahead`
     finalists: int = 8  # variants in the final race beside the default
     samples: int = 5  # samples of each trial
     regime: Regime = GRAPH  # regime to time in on a GPU

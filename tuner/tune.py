@@ -83,7 +83,7 @@ class Searches:
         self._next: Search | None = None
         missing = sum(max(0, run.settings.trials - len(run.history.trials(task))) for task in tasks)
         if missing:
-            run.executor.start(min(missing, run.ahead))
+            run.executor.start(min(missing, run.most_ahead))
 
     def begin_next(self) -> None:
         """Have the first variants of the next search compiled, if there is one that has not begun."""

@@ -77,7 +77,9 @@ def test_the_default_then_neighbours_then_the_likely_come_first(bench: Bench) ->
     likely = [v for v in candidates(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU) if v != near]
     valid = survey(SPEC, BatchBucket.of(TASK.batch), TASK.page_size, GPU).valid
     expected = [DEFAULT, near, *(v for v in dict.fromkeys(likely) if v in valid and v != DEFAULT)]
-    assert bench.worker.measured[: len(expected)] == expected[:20]
+    assert bench.worker.measured[:2] == expected[:2]
+    # All are compiled at once, and what is compiled first is measured first.
+    assert set(bench.worker.measured[: len(expected)]) == set(expected[:20])
 
 
 def test_each_variant_is_measured_once_and_stored_with_what_the_compiler_said(bench: Bench) -> None:
@@ -275,7 +277,7 @@ def test_shared_inputs_are_prepared_while_the_first_variants_are_compiled(bench:
     search = Search(TASK, bench.run(randomly(trials=30, seed=7)))
     search.try_variants(math.inf)
     assert bench.worker.jobs[0] == PrepareJob(TASK, 7, Regime("graph"))
-    assert len(waiting) == search.run.ahead
+    assert len(waiting) == min(search.run.most_ahead, len(search._first))
     assert {template_of(v).code_key(v) for v in submitted} == {template_of(v).code_key(v) for v in waiting}
 
 
@@ -356,7 +358,7 @@ def test_choosing_ahead_leaves_trials_to_proven_variants(bench: Bench) -> None:
     search.choose_ahead()
     left = int(PROVEN_SHARE * (30 - len(search._first)))
     assert len(search._proven) == left > 0
-    assert len(search._compiling) == min(run.ahead, 30 - left)
+    assert len(search._compiling) == min(len(search._first), 30 - left)
     search.try_variants(math.inf)
     assert search.result.tried == 30
 
@@ -367,7 +369,7 @@ def test_proven_variants_get_no_trials_that_are_used_already(bench: Bench) -> No
     # Another seed, so that not the same variants are asked for.
     search = Search(TASK, replace(run, settings=replace(run.settings, seed=1)))
     search.choose_ahead()
-    assert len(search._compiling) == run.ahead == 7
+    assert len(search._compiling) == len(search._first) > run.ahead == 7
     search.try_variants(math.inf)
     assert search.result.tried == 30
 

@@ -83,12 +83,17 @@ class Study:
         self._take(variant)
         return True
 
+    @property
+    def has_first(self) -> bool:
+        """True if the next variant is one to try first, which the sampler does not choose."""
+        while self._first and self._first[0] not in self._untried:
+            self._first.popleft()
+        return bool(self._first)
+
     def ask(self) -> Variant | None:
         """The next variant to try, None when none is left."""
-        while self._first:
-            variant = self._first.popleft()
-            if variant in self._untried:
-                return self._take(variant)
+        if self.has_first:
+            return self._take(self._first.popleft())
         self._add_unasked()
         for _ in range(FRUITLESS_ASKS if self._untried and self._at else 0):
             trial = self._study.ask()
