@@ -20,17 +20,23 @@ from .registry import templates
 # A definition: its module and its name there. The name `ALL` means the whole module.
 Name = tuple[str, str]
 ALL = "*"
+# Makes every launcher, so it counts for every template.
+_MAKER = (f"{__package__}.launch.launcher", "make_launcher")
+# Lists the declarations of templates, which do not count.
+_REGISTRY = f"{__package__}.registry"
 # Fields of a node that follow from its position or describe only its spelling.
 _IGNORED = {"ctx", "kind", "type_comment"}
 
 
 @functools.cache
 def kernel_hash(template: str) -> str:
-    """A hash over the definitions that the launcher of `template` reaches, as 16 hexadecimal digits.
+    """A hash over the code that `make_launcher` and the launcher of `template` reach, as 16 hexadecimal digits.
 
-    A definition reaches all definitions that it names, within this package and the launcher's own. The hash ignores
-    comments, docstrings, formatting, the module of a definition, and the template's declaration. Raises `TunerError`
-    if the template is not installed or its launcher's module cannot be found.
+    A definition reaches all definitions that it names, within this package and the launcher's own. Definitions are
+    numbered in the order in which they are first named, and each name counts with the number of its definition. So the
+    hash ignores in which module a definition stands, but not which one of several equal names is used. It also ignores
+    comments, docstrings, formatting, the arguments of raised errors, and the template's declaration, choices and
+    constraints included. Raises `TunerError` if the template is not installed or its launcher's module cannot be found.
     """
     record = templates().get(template)
     if record is None:
@@ -39,16 +45,20 @@ def kernel_hash(template: str) -> str:
     if _path(module) is None:
         raise TunerError(f"template {template!r} names module {module!r}, which cannot be found")
     packages = frozenset(each.partition(".")[0] for each in (__name__, module))
-    texts: set[str] = set()
-    seen: set[Name] = set()
-    left: set[Name] = {(module, name)}
-    while left:
-        reached = left.pop()
-        seen.add(reached)
-        found, uses = _definition(reached, packages)
-        texts |= found
-        left |= uses - seen
-    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:16]
+    # The loop appends the definitions that it finds.
+    reached = [*_meanings((module, name), packages), *_meanings(_MAKER, packages)]
+    numbers = {each: number for number, each in enumerate(reached)}
+    text: list[str] = []
+    for each in reached:
+        for token in _tokens(each, packages):
+            if isinstance(token, str):
+                text.append(token)
+                continue
+            number = numbers.setdefault(token, len(numbers))
+            if number == len(reached):
+                reached.append(token)
+            text.append(f"#{number}")
+    return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
 
 def environment(template: str, gpu: Gpu) -> Environment:
@@ -61,44 +71,66 @@ def environment(template: str, gpu: Gpu) -> Environment:
     return Environment(kernel_hash(template), triton, torch, gpu.driver)
 
 
+class _Used(str):
+    """A name in a canonical text, which may stand for a definition."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class _Module:
-    """The statements of a module, by the names that they bind; `loose` statements, such as calls, bind none."""
+    """A parsed module."""
 
+    # The statements that count, in order: all but imports and docstrings.
+    body: list[ast.stmt] = field(default_factory=list[ast.stmt])
+    # The statements by the names that they bind.
     definitions: dict[str, list[ast.stmt]] = field(default_factory=dict[str, list[ast.stmt]])
+    # The statements that bind no name, such as calls.
     loose: list[ast.stmt] = field(default_factory=list[ast.stmt])
     # The definitions that an imported name may stand for.
-    imports: dict[str, set[Name]] = field(default_factory=dict[str, set[Name]])
+    imports: dict[str, list[Name]] = field(default_factory=dict[str, list[Name]])
     is_package: bool = False
 
 
 @functools.cache
-def _definition(name: Name, packages: frozenset[str]) -> tuple[set[str], set[Name]]:
-    """The canonical texts of the definition called `name`, and the names that it uses."""
+def _meanings(name: Name, packages: frozenset[str]) -> tuple[Name, ...]:
+    """The definitions that `name` stands for, also where its module imports it; none for names of the registry."""
+    found: list[Name] = []
+    # The loop appends the names that an import leads to.
+    left = [name]
+    for module, attribute in left:
+        if module == _REGISTRY:
+            continue
+        parsed = _parse(module) if _counts(module, packages) else _Module()
+        origins, is_bound = parsed.imports.get(attribute, []), attribute in parsed.definitions
+        if parsed.is_package and not is_bound and not origins and _path(f"{module}.{attribute}") is not None:
+            origins = [(f"{module}.{attribute}", ALL)]
+        if is_bound or not origins:
+            found.append((module, attribute))
+        left += [each for each in origins if each not in left]
+    return tuple(dict.fromkeys(found))
+
+
+@functools.cache
+def _tokens(name: Name, packages: frozenset[str]) -> list[str | Name]:
+    """The canonical text of a definition, in which each name is followed by the definitions that it stands for."""
     module, attribute = name
-    if module.partition(".")[0] not in packages:
-        return {f"{module}.{attribute}"}, set()
+    if not _counts(module, packages):
+        return [f"{module}.{attribute}"]
     parsed = _parse(module)
-    if attribute in parsed.definitions:
-        statements = parsed.definitions[attribute] + parsed.loose
-    elif attribute in parsed.imports:
-        return set(), parsed.imports[attribute]
-    elif parsed.is_package and _path(f"{module}.{attribute}") is not None:
-        return set(), {(f"{module}.{attribute}", ALL)}
-    else:
-        # The whole module counts: it is imported as a whole, or makes the name dynamically, as with `__getattr__`.
-        statements = [each for group in parsed.definitions.values() for each in group] + parsed.loose
-    texts, uses = set[str](), set[Name]()
-    for statement in statements:
-        text, used = canonical(statement)
-        texts.add(text)
-        for each in used:
-            if each in parsed.definitions:
-                uses.add((module, each))
-            for _, original in parsed.imports.get(each, ()):
-                texts.add(f"{each} is {original}")
-            uses |= parsed.imports.get(each, set())
-    return texts, uses
+    # For other names the whole module counts: it is imported as a whole, or makes them dynamically by `__getattr__`.
+    is_bound = attribute in parsed.definitions
+    statements = parsed.definitions[attribute] + parsed.loose if is_bound else parsed.body
+    tokens: list[str | Name] = [attribute]
+    for token in canonical(statements):
+        tokens.append(token)
+        if isinstance(token, _Used) and (token in parsed.definitions or token in parsed.imports):
+            tokens += _meanings((module, str(token)), packages)
+    return tokens
+
+
+def _counts(module: str, packages: frozenset[str]) -> bool:
+    return module.partition(".")[0] in packages
 
 
 @functools.cache
@@ -110,13 +142,16 @@ def _parse(module: str) -> _Module:
     package = module if parsed.is_package else module.rpartition(".")[0]
     for node in ast.walk(tree):
         for name, target in _imported(node, package):
-            parsed.imports.setdefault(name, set()).add(target)
+            parsed.imports.setdefault(name, []).append(target)
     for statement in tree.body:
+        if isinstance(statement, ast.Import | ast.ImportFrom) or _has_no_effect(statement):
+            continue
         names = set(_bound(statement))
         for name in names:
             parsed.definitions.setdefault(name, []).append(statement)
-        if not names and not isinstance(statement, ast.Import | ast.ImportFrom) and not _has_no_effect(statement):
+        if not names:
             parsed.loose.append(statement)
+        parsed.body.append(statement)
     return parsed
 
 
@@ -137,10 +172,10 @@ def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, Name]]:
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement of a module binds, except by a plain import."""
+    """The names that a statement of a module binds."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
-    elif not isinstance(statement, ast.Import | ast.ImportFrom) and not _has_no_effect(statement):
+    else:
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 yield node.id
@@ -161,22 +196,20 @@ def _is_text(node: object) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def canonical(node: ast.AST) -> tuple[str, set[str]]:
-    """The parsed program as one text, equal under all versions of Python, and the names in it.
+def canonical(node: object) -> list[str]:
+    """The parsed program as tokens, equal under all versions of Python.
 
-    Docstrings and raised errors are left out. So are empty fields, because newer versions of Python add some. Adjacent
-    fixed texts of an f-string are joined, because versions cut them differently.
+    Docstrings and the arguments of raised errors are left out. So are empty fields, because newer versions of Python
+    add some. Adjacent fixed texts of an f-string are joined, because versions cut them differently.
     """
     tokens: list[str] = []
-    names: set[str] = set()
-    _write(node, tokens, names)
-    return " ".join(tokens), names
+    _write(node, tokens)
+    return tokens
 
 
-def _write(node: object, tokens: list[str], names: set[str]) -> None:
+def _write(node: object, tokens: list[str]) -> None:
     if isinstance(node, ast.Name):
-        names.add(node.id)
-        tokens.append(node.id)
+        tokens.append(_Used(node.id))
     elif isinstance(node, ast.AST):
         tokens.append(type(node).__name__)
         tokens.append("(")
@@ -185,14 +218,16 @@ def _write(node: object, tokens: list[str], names: set[str]) -> None:
             # The module of a relative import does not count, because the imported definition counts instead.
             if value is None or value == [] or (name in ("module", "level") and getattr(node, "level", 0)):
                 continue
+            if isinstance(node, ast.Raise) and isinstance(value, ast.Call):
+                value = value.func
             tokens.append(name)
-            _write(value, tokens, names)
+            _write(value, tokens)
         tokens.append(")")
     elif isinstance(node, list):
         tokens.append("[")
         for each in cast(list[object], node):
             if not _is_text(each):
-                _write(each, tokens, names)
+                _write(each, tokens)
         tokens.append("]")
     else:
         # Not `repr`: versions of Python escape different characters.
@@ -201,8 +236,8 @@ def _write(node: object, tokens: list[str], names: set[str]) -> None:
 
 @functools.cache
 def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    """The fields that count for nodes of this `kind`, sorted; none for a raised error."""
-    return () if kind is ast.Raise else tuple(sorted(set(kind._fields) - _IGNORED))
+    """The fields that count for nodes of this `kind`, sorted."""
+    return tuple(sorted(set(kind._fields) - _IGNORED))
 
 
 def _joined(values: list[ast.expr]) -> list[ast.expr]:

@@ -76,7 +76,7 @@ def hash_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hash]:
 
 
 def clear_caches() -> None:
-    for cached in (kernel_hash, sources._definition, sources._parse, sources._path):
+    for cached in (kernel_hash, sources._tokens, sources._meanings, sources._parse, sources._path):
         cached.cache_clear()
 
 
@@ -100,12 +100,14 @@ def test_what_does_not_change_the_launch_does_not_change_the_hash(hash_of: Hash,
     ("launcher", "scale=1.5", "scale=1.25"),
     ("launcher", "cut(x) +", "cut(x) -"),
     ("launcher", "x < 0", "x <= 0"),
+    ("launcher", "raise ValueError(", "raise KeyError("),
     ("launcher", "import math\n", "import cmath as math\n"),
     ("launcher", "from torch import nn", "from torch.nn import functional as nn"),
     ("plan", "STEP = 16", "STEP = 32"),
     ("plan", "rows=32", "rows=64"),
     ("plan", "{x}:{rows}", "{x}{rows}"),
     ("plan", "STEP = 16", "STEP = 16\nprint(STEP)"),
+    ("plan", "STEP = 16", "STEP = 16\nSTEP *= 2"),
     ("far", "FAR = 2", "FAR = 3"),
 ])  # fmt: skip
 def test_what_changes_the_launch_changes_the_hash(hash_of: Hash, module: str, old: str, new: str):
@@ -115,6 +117,52 @@ def test_what_changes_the_launch_changes_the_hash(hash_of: Hash, module: str, ol
 def test_a_definition_may_move_to_another_module(hash_of: Hash):
     moved = hash_of(plan=("STEP = 16", "from .steps import STEP"), steps=("", "STEP = 16"))
     assert moved == hash_of()
+
+
+def test_functions_that_call_each_other_may_move_to_another_module(hash_of: Hash):
+    calls = "* wide(", "* back(x) * wide("
+    back = "def back(x): return cut(x - 1) if x else 0"
+    plan = PLAN.replace(*calls)
+    together = hash_of(plan=(PLAN, f"{back}\n{plan}"))
+    apart = {"plan": (PLAN, f"from .back import back\n{plan}"), "back": ("", f"from .plan import cut\n{back}")}
+    assert hash_of(**apart) == together
+    assert hash_of(**apart | {"back": ("", f"from .plan import cut\n{back}".replace("- 1", "- 2"))}) != together
+
+
+def test_each_of_several_equal_names_counts_with_its_own_value(hash_of: Hash):
+    launcher = """
+from .a import first
+from .b import second
+from .c import third
+class Launcher:
+    def run(self): return first() - second() * third()
+"""
+    small, large = "STEP = 16", "STEP = 32"
+    steps = [*itertools.product((small, large), repeat=3),
+             (small, large, "from .a import STEP"), (small, large, "from .b import STEP")]  # fmt: skip
+    found = {
+        hash_of(launcher=(LAUNCHER, launcher), a=("", f"{a}\ndef first(): return STEP"),
+                b=("", f"{b}\ndef second(): return STEP"), c=("", f"{c}\ndef third(): return STEP"))
+        for a, b, c in steps
+    }  # fmt: skip
+    assert len(found) == len(steps)
+
+
+def test_another_import_of_a_name_from_the_same_module_does_not_count(hash_of: Hash):
+    unused = ("def far_away(x): return x", "def far_away(x):\n    from .far import FAR\n    return x")
+    assert hash_of(plan=unused) == hash_of()
+
+
+def test_the_order_of_assignments_to_one_name_counts(hash_of: Hash):
+    first, second = (hash_of(plan=("STEP = 16", text)) for text in ("STEP = 3\nSTEP = 4", "STEP = 4\nSTEP = 3"))
+    assert first != second
+
+
+def test_the_definition_of_a_raised_error_counts(hash_of: Hash):
+    launcher = LAUNCHER.replace("raise ValueError(", "raise Refused(") + "from .errors import Refused\n"
+    first, second = (hash_of(launcher=(LAUNCHER, launcher), errors=("", f"class Refused({base}): pass"))
+                     for base in ("ValueError", "KeyError"))  # fmt: skip
+    assert first != second
 
 
 def test_a_module_as_a_whole_counts_where_it_is_imported_or_makes_the_class_itself(hash_of: Hash):
@@ -134,7 +182,7 @@ def test_versions_of_python_parse_to_the_same_text():
     assert isinstance(parsed, ast.FunctionDef)
     newer = FunctionDef(**dict(ast.iter_fields(parsed)), type_params=[])
     assert canonical(newer) == canonical(parsed)
-    assert "FunctionDef ( args arguments ( args [ arg ( arg 'x' ) ] ) body [ Return" in canonical(parsed)[0]
+    assert "FunctionDef ( args arguments ( args [ arg ( arg 'x' ) ] ) body [ Return" in " ".join(canonical(parsed))
     whole, pieces = ast.parse("f'ab{1}'", mode="eval").body, ast.parse("f'ab{1}'", mode="eval").body
     assert isinstance(pieces, ast.JoinedStr)
     pieces.values[:1] = [ast.Constant("a"), ast.Constant(""), ast.Constant("b")]
@@ -175,6 +223,19 @@ def test_of_a_declaration_only_the_part_that_the_launcher_uses_counts(
     clear_caches()
     read[name] = text.replace(old, new)
     assert (kernel_hash("fused") != before) is counts
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    (b"name)(variant, spec, gpu, settings)", b"name)(variant, spec, gpu, DEFAULTS)"),
+    (b"        _settle(called, seen)\n", b"        pass\n"),
+])  # fmt: skip
+def test_what_makes_a_launcher_counts_for_every_template(read: dict[str, bytes], old: bytes, new: bytes):
+    before, name = {each: kernel_hash(each) for each in templates()}, "launch.launcher"
+    text = read[name]
+    assert old in text
+    clear_caches()
+    read[name] = text.replace(old, new)
+    assert all(kernel_hash(each) != before[each] for each in templates())
 
 
 def test_every_template_has_a_hash_of_its_own():
