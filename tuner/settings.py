@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from typing import ClassVar
 
 from ..kernel_templates.errors import InputError
 from ..kernel_templates.outcome import GRAPH, BestConfig, Failed, Outcome, Regime, Skipped, Timed, Wrong
@@ -51,15 +52,16 @@ class Budget:
     """
 
     end: float = math.inf  # end of the run
-    cross_share: float = 0.2  # share of a run kept for trying winners on the other tasks
-    race_share: float = 0.25  # share of a task's time kept for its final race
-    race_limit_s: float = 20.0  # limit of one final race: nine variants take 0.1 to 1 s each
-    overrun_s: float = 10.0  # how much longer a search goes on that has timed only a few variants
-    verify_limit_s: float = 60.0  # limit for verifying one config, its compiles included
-    retune_share: float = 0.5  # share of a run of `verify` kept for tuning anew
-    rates_limit_s: float = 120.0  # limit for measuring the GPU's rates
-    closing_s: float = 2.0  # time of a command for the GPU's rates, ending processes and writing the result
-    closing_share: float = 0.1  # most that closing takes, as a share of the command's time
+
+    cross_share: ClassVar[float] = 0.2  # share of a run kept for trying winners on the other tasks
+    race_share: ClassVar[float] = 0.25  # share of a task's time kept for its final race
+    race_limit_s: ClassVar[float] = 20.0  # limit of one final race: nine variants take 0.1 to 1 s each
+    overrun_s: ClassVar[float] = 10.0  # how much longer a search goes on that has timed only a few variants
+    verify_limit_s: ClassVar[float] = 60.0  # limit for verifying one config, its compiles included
+    retune_share: ClassVar[float] = 0.5  # share of a run of `verify` kept for tuning anew
+    rates_limit_s: ClassVar[float] = 120.0  # limit for measuring the GPU's rates
+    closing_s: ClassVar[float] = 2.0  # time of a command for the GPU's rates, ending processes and writing the result
+    closing_share: ClassVar[float] = 0.1  # most that closing takes, as a share of the command's time
 
     def before_cross(self, now: float) -> Budget:
         """Budget of the searches that come before winners are tried on the other tasks."""
@@ -85,9 +87,10 @@ class Budget:
         """End of the verification of one config that begins now."""
         return min(self.end, now + self.verify_limit_s)
 
-    def seconds_to_close(self, seconds: float | None) -> float:
+    @classmethod
+    def seconds_to_close(cls, seconds: float | None) -> float:
         """Part of a command's `seconds`, None for no limit, that it needs after its run."""
-        return self.closing_s if seconds is None else min(self.closing_s, self.closing_share * seconds)
+        return cls.closing_s if seconds is None else min(cls.closing_s, cls.closing_share * seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...kernel_templates.gpu import Gpu
-from . import options, output, request
+from . import options, output
 
 if TYPE_CHECKING:
     from ..measure.rates import Rates
 
-MEASURE_LIMIT_S = 120.0
 PACKAGES = ("torch", "triton", "optuna", "sqlalchemy", "numpy")
 _MISSING = "missing"
 
@@ -40,6 +39,7 @@ def doctor(
     from ..measure.rates import RatesJob
     from ..processes.compile import triton_cache
     from ..processes.worker import Worker
+    from ..settings import Budget
 
     machine = examine(default_path() if db is None else db, triton_cache())
     rates = None
@@ -47,7 +47,7 @@ def doctor(
         output.note("nothing is measured: there is no GPU")
     elif measure and machine.gpu is not None:
         with Worker.on(machine.gpu) as worker:
-            rates = worker.run(RatesJob(), MEASURE_LIMIT_S)
+            rates = worker.run(RatesJob(), Budget.rates_limit_s)
     if json:
         output.print_json({**output.encode(machine), "gpu": machine.gpu and asdict(machine.gpu), "rates": rates,
                            "consequences": list(consequences(machine))})
@@ -99,6 +99,7 @@ def examine(database: str, cache: Path) -> Machine:
     Imports torch. Raises `StoreError` when `database` is no path or URL.
     """
     from ...db.engine import shown_name, sqlite_path
+    from ...kernel_templates.launch.device import present_gpu
 
     path = sqlite_path(database)
     place = None if path is None else Place.of_path(path)
@@ -107,7 +108,7 @@ def examine(database: str, cache: Path) -> Machine:
         system=f"{platform.system()} {platform.machine()}",
         cores=len(os.sched_getaffinity(0)),
         versions={package: _version(package) for package in PACKAGES},
-        gpu=request.present_gpu(),
+        gpu=present_gpu(),
         cache=Place.of_path(cache),
         database_name=shown_name(database),
         database=place and replace(place, writable=place.writable and not os.path.isdir(place.name)),

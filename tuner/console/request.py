@@ -155,6 +155,8 @@ def any_gpu(name: str | None, others: Sequence[Gpu] = ()) -> Gpu:
     """
     if name is not None and name.lower() == INTERPRETER_WORD:
         return INTERPRETER
+    from ...kernel_templates.launch.device import present_gpu
+
     present = present_gpu()
     if name is None:
         return present or INTERPRETER
@@ -169,6 +171,8 @@ def any_gpu(name: str | None, others: Sequence[Gpu] = ()) -> Gpu:
 
 def running_gpu(name: str | None) -> Gpu:
     """Return the GPU called `name`, which can run kernels now. Raises `GpuError` when it cannot."""
+    from ...kernel_templates.launch.device import present_gpu
+
     present = present_gpu()
     with contextlib.suppress(GpuError):
         gpu = any_gpu(name)
@@ -200,13 +204,6 @@ def variant(text: str, spec: AttentionSpec, page: int, gpu: Gpu) -> Variant:
     if reason:
         raise VariantError(f"variant {text!r} cannot run layer {spec.key()!r} on {gpu.name}: {reason}")
     return named
-
-
-def present_gpu() -> Gpu | None:
-    """Return the GPU that torch can use, None without one. Imports torch."""
-    from ...kernel_templates.launch import device
-
-    return device.present_gpu()
 
 
 def _is_name_of(name: str, gpu: Gpu) -> bool:

@@ -169,7 +169,7 @@ def _tune(tasks: Sequence[Task], gpu: Gpu, settings: Settings, asked: _Request) 
         name = store.name
         with contextlib.closing(executor_on(gpu)) as executor:
             foreign = _foreign(executor.uuid)
-            closing_s = Budget().seconds_to_close(settings.seconds)
+            closing_s = Budget.seconds_to_close(settings.seconds)
             executor = replace(executor, aside_s=time.monotonic() - asked.begun + closing_s)
             with output.TuneProgress(gpu) as listener:
                 results = search(tasks, gpu, store, settings, executor, listener)
@@ -212,7 +212,7 @@ def _rates(runner: Runner, deadline: float) -> Rates | None:
 
     try:
         if (left_s := deadline - time.monotonic()) > 0 and runner.ready(left_s):
-            return runner.submit(RatesJob(), Budget().rates_limit_s, deadline).result()
+            return runner.submit(RatesJob(), Budget.rates_limit_s, deadline).result()
         reason = "there was no time left"
     except JobError as error:
         reason = str(error)

@@ -110,15 +110,15 @@ class _Job:
         from ..verify import Verified, retune, verify
         from .output import TuneProgress
 
-        settings, gpu, store, budget = self.settings, self.gpu, self.store, Budget()
+        settings, gpu, store = self.settings, self.gpu, self.store
         total_s = settings.seconds or math.inf
         if gpu.is_interpreter and self.retune:
             tasks = [Verified(config).task for config in configs]
-            refuse(tasks, gpu, replace(settings, seconds=budget.retune_share * total_s))
+            refuse(tasks, gpu, replace(settings, seconds=Budget.retune_share * total_s))
         with contextlib.closing(executor_on(gpu)) as executor:
-            closing_s = budget.seconds_to_close(settings.seconds)
+            closing_s = Budget.seconds_to_close(settings.seconds)
             executor = replace(executor, aside_s=time.monotonic() - self.begun + closing_s)
-            share = 1 - budget.retune_share if self.retune else 1.0
+            share = 1 - Budget.retune_share if self.retune else 1.0
             with TuneProgress(gpu) as listener:
                 with open_run(gpu, store, _within(settings, share * total_s), executor, listener) as run:
                     found = verify(configs, run)
