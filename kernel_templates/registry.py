@@ -52,6 +52,12 @@ def template_of(variant: Variant) -> Template:
     return found
 
 
+@functools.lru_cache(maxsize=65536)
+def code_of(variant: Variant) -> str:
+    """The key of a variant's code. Variants with the same key are compiled once for a layer and GPU."""
+    return template_of(variant).code_key(variant)
+
+
 def why_invalid(variant: Variant, spec: AttentionSpec, gpu: Gpu) -> str | None:
     """The reason that `variant` cannot run layer `spec` on `gpu`; None if it can.
 

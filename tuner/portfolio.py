@@ -21,7 +21,7 @@ from ..kernel_templates.errors import InputError
 from ..kernel_templates.gpu import Gpu
 from ..kernel_templates.heuristic import default_variant
 from ..kernel_templates.outcome import BestConfig, Environment, Regime, Timed, Timing, Verdict
-from ..kernel_templates.registry import template_of, why_invalid
+from ..kernel_templates.registry import code_of, why_invalid
 from ..kernel_templates.spec import AttentionSpec
 from ..kernel_templates.variant import Variant
 
@@ -79,7 +79,7 @@ class TunedShape:
         losses.sort(key=lambda each: (each[0], each[1] != self.best.variant, each[1].key()))
         found: dict[str, tuple[float, Variant]] = {}
         for loss, variant in losses:
-            found.setdefault(_kernel(variant), (loss, variant))
+            found.setdefault(code_of(variant), (loss, variant))
         return found
 
     def served_by(self, variant: Variant) -> BestConfig:
@@ -306,8 +306,3 @@ def portfolios_of(store: Store, configs: Iterable[BestConfig], size: int, *, che
 def served_configs(store: Store, portfolios: Iterable[Portfolio]) -> list[BestConfig]:
     """The configs of `portfolios`, with the full checks that `store` has of them."""
     return store.checked(config for portfolio in portfolios for config in portfolio.configs())
-
-
-@functools.lru_cache(maxsize=65536)
-def _kernel(variant: Variant) -> str:
-    return template_of(variant).code_key(variant)

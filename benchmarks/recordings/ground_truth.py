@@ -14,7 +14,7 @@ from attention_tuner.db.store import Store
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import Gpu
 from attention_tuner.kernel_templates.outcome import Regime
-from attention_tuner.kernel_templates.registry import template_of
+from attention_tuner.kernel_templates.registry import code_of
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.recording import Recorded, Recording, is_measured
@@ -53,11 +53,6 @@ def ordered_codes(tasks: Mapping[Task, tuple[Variant, ...]]) -> list[tuple[Trial
         random.Random(0).shuffle(group)
         placed += [((number + 0.5) / len(group), trials) for number, trials in enumerate(group)]
     return [trials for _, trials in sorted(placed, key=lambda each: each[0])]
-
-
-def code_of(variant: Variant) -> str:
-    """The key of a variant's code. Variants with the same key are compiled once for a layer and GPU."""
-    return template_of(variant).code_key(variant)
 
 
 def recording_of(grid: Grid, gpu: Gpu, store: Store, regime: Regime, environment_of: EnvironmentOf) -> Recording:

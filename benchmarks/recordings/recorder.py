@@ -12,7 +12,6 @@ from ground_truth import (
     COMPILE_SECONDS,
     TRIAL_SECONDS,
     Trial,
-    code_of,
     grid_tasks,
     ordered_codes,
     setting_of,
@@ -23,6 +22,7 @@ from ground_truth import (
 from attention_tuner.db.records import TrialRecord
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.outcome import Failed, JobError, Outcome, Skipped, StaticFacts, Timed, Wrong
+from attention_tuner.kernel_templates.registry import code_of
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.costs import Costs

@@ -40,8 +40,9 @@ FRESH_PROCESSES = 3
 # The most keys of a segment of short and of long sequences: so few that even small batches are cut.
 FIXED_SPLIT = (128, 256)
 NEEDS_GPU = "it needs a GPU"
+# Elements that a signed 32-bit offset reaches.
+OFFSETS = 2**31
 
-_OFFSETS = 2**31
 _LAUNCHES = {"twice": 2, "after another": 3}
 _TILE_EDGES = tuple(edge + step for edge in (16, 32, 64, 128) for step in (-1, 0, 1))
 _MIXED = ((33, 47), (9, 0), (1, 70), (1, 131), (4, 30), (2, 15))
@@ -221,8 +222,8 @@ def _cases_past_32_bits(spec: AttentionSpec, variant: Variant, seed: int) -> lis
 
 
 def _count(elements: int) -> int:
-    """Number of sequences of so many elements that together exceed 2^31, with one to spare."""
-    return min(MAX_SEQUENCES, _OFFSETS // elements + 2)
+    """Number of sequences that together exceed 2^31 elements, with one to spare, at `elements` each."""
+    return min(MAX_SEQUENCES, OFFSETS // elements + 2)
 
 
 def _on_gpu(case: Case) -> Case:

@@ -22,7 +22,8 @@ from ...kernel_templates.outcome import CaseResult, Check
 from ...kernel_templates.spec import AttentionSpec
 from ...kernel_templates.variant import Variant
 from ..measure.check import Checker
-from .cases import FIXED_SPLIT, Case, sanitizer_case
+from ..processes.child import REASON_LENGTH
+from .cases import FIXED_SPLIT, OFFSETS, Case, sanitizer_case
 
 # The standard deviation of random scores; those of needles are 18 times as large. Tanh by two exponentials overflows
 # there, and float16's 65,504 is far away.
@@ -33,14 +34,12 @@ SANITIZER = "compute-sanitizer"
 SANITIZER_LIMIT_S = 240.0
 # The exit status of compute-sanitizer when it found something.
 FOUND = 9
-REASON_LENGTH = 300
 # Lines of the watched process on stderr: before it launches, and before the result in JSON.
 LAUNCHES, RESULT = "attention-tuner launches", "attention-tuner result "
 
-_OFFSETS = 2**31
 # For each element of q and the output: inputs while they are made, output, two references and their differences.
 _QUERY_BYTES = 40
-_PARTIAL_BYTES = 5 * _OFFSETS
+_PARTIAL_BYTES = 5 * OFFSETS
 _RESERVED = 2
 
 
@@ -105,7 +104,7 @@ def _launched(launcher: Launcher, checker: Checker, case: Case) -> tuple[Check |
     device = checker.device
     if case.past == "partials":
         launcher.plan(case.batch, device)
-        if max((space.numel() for space in launcher.workspaces()), default=0) <= _OFFSETS:
+        if max((space.numel() for space in launcher.workspaces()), default=0) <= OFFSETS:
             return None, "its partial results have no element past 2^31"
     if case.way == "reserved":
         launcher.reserve(_RESERVED * case.batch.num_seqs, _RESERVED * case.batch.num_tokens, device)

@@ -25,6 +25,7 @@ from ...kernel_templates.variant import Variant
 R = TypeVar("R")
 T = TypeVar("T")
 
+# Most characters of the reason of a failure.
 REASON_LENGTH = 300
 _PR_SET_PDEATHSIG = 1
 

@@ -10,7 +10,6 @@ from grids import read_grid
 from ground_truth import (
     COMPILE_SECONDS,
     TRIAL_SECONDS,
-    code_of,
     grid_tasks,
     ordered_codes,
     recording_of,
@@ -22,6 +21,7 @@ from ground_truth import (
 from attention_tuner.db.records import TrialRecord
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.outcome import Check, Failed, Regime, Timed, Timing
+from attention_tuner.kernel_templates.registry import code_of
 from attention_tuner.kernel_templates.task import Task
 from attention_tuner.tuner.recording import Recorded
 

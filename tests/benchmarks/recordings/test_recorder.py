@@ -8,13 +8,13 @@ import pytest
 from fakes import FACTS, GPU, Bench, FakeWorker, environment
 from grid_samples import SMALL
 from grids import Grid, GridPart
-from ground_truth import code_of, grid_tasks, recording_of
+from ground_truth import grid_tasks, recording_of
 from recorder import Recorder
 
 from attention_tuner.kernel_templates.errors import InputError
 from attention_tuner.kernel_templates.gpu import INTERPRETER, TARGETS
 from attention_tuner.kernel_templates.outcome import Failed, Skipped, StaticFacts, Timed, Wrong
-from attention_tuner.kernel_templates.registry import templates
+from attention_tuner.kernel_templates.registry import code_of, templates
 from attention_tuner.kernel_templates.variant import Variant
 from attention_tuner.tuner.measure.jobs import MeasureJob, PrepareJob
 from attention_tuner.tuner.recording import Recording
