@@ -41,7 +41,8 @@ class FaultyLauncher(Launcher):
         if self._fault("compiler_abort"):
             os.write(2, b"LLVM ERROR: Cannot select: intrinsic %llvm.nvvm\nPLEASE submit a bug report\n")
             os.abort()
-        if self._fault("endless_compile") or (self._fault("endless_kernel") and not tensors.q.is_cuda):
+        is_interpreted = not (tensors.q.is_cuda or self.settings.compile_only)
+        if self._fault("endless_compile") or (self._fault("endless_kernel") and is_interpreted):
             # It ends as little as a loop would, and takes no time of a core from others.
             time.sleep(1e6)
         table = tensors.block_table
