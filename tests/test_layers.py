@@ -114,6 +114,25 @@ def test_no_cycle_among_modules_counting_the_imports_inside_functions() -> None:
     assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(graph)
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_sibling_folders_import_one_way(folder: str) -> None:
+    graph: dict[str, set[str]] = {}
+    for module, names in modules().items():
+        # The registry lists the templates of the folders, and launchers ask it for them.
+        if module.startswith(f"{folder}.") and module != "kernel_templates.registry":
+            node = _node_of(module)
+            imported = {_node_of(found) for name, _ in names if (found := _module_of(name)).startswith(f"{folder}.")}
+            graph.setdefault(node, set()).update(imported - {node})
+    assert len(list(graphlib.TopologicalSorter(graph).static_order())) >= 3
+
+
+def _node_of(module: str) -> str:
+    """The folder below a top folder that `module` stands in, or the module itself where it stands in none."""
+    layer, _, rest = module.partition(".")
+    name = f"{layer}.{rest.partition('.')[0]}"
+    return f"{name}/" if sources()[name].name == "__init__.py" else name
+
+
 def _module_of(name: str) -> str:
     """The module of this package that `name` is or is defined in, or "" when it is of none."""
     while name and name not in sources():
