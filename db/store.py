@@ -200,7 +200,10 @@ class Store:
         unusable: list[str] = []
         with self._reading() as connection:
             configs = self._records(connection, BestRow, config_of, unusable, wanted, _CONFIG_ORDER)
-            configs = self._checks(connection, unusable).served(configs, unusable)
+            # A run reads before its first result, when there is nothing to judge.
+            if configs:
+                of_layer = {name: wanted[name] for name in ("spec", "gpu_name")}
+                configs = self._checks(connection, unusable, of_layer).served(configs, unusable)
         warn_unusable(unusable)
         return configs
 
@@ -275,7 +278,7 @@ class Store:
         of_layer = {name: wanted[name] for name in ("spec", "gpu_name")}
         with self._reading() as connection:
             trials = self._records(connection, TrialRow, trial_of, unusable, wanted)
-            checks = self._checks(connection, unusable, of_layer)
+            checks = self._checks(connection, unusable, of_layer) if trials else FullChecks()
         warn_unusable(unusable, stacklevel=4)
         return [checks.trial(trial) for trial in trials]
 

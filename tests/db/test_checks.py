@@ -195,3 +195,17 @@ def test_a_poisoned_row_is_set_aside_and_named(store: Store, quick: BestConfig):
     connection.close()
     with pytest.warns(UserWarning, match="row 1 of table full_checks"):
         assert store.full_checks() == []
+
+
+def test_full_checks_are_read_only_where_there_is_something_to_judge(store: Store, quick: BestConfig):
+    store.put_full_check(full_check(quick))
+    connection = sqlite3.connect(store.name)
+    connection.execute("UPDATE full_checks SET cases = 'x'")
+    connection.commit()
+    connection.close()
+    # A warning about the unreadable check would be an error here.
+    assert store.best_configs() == store.trials(quick.shape.spec, 16, quick.gpu) == []
+    store.put_best(quick)
+    assert store.best_configs(gpu_name="NVIDIA H100") == []
+    with pytest.warns(UserWarning, match="row 1 of table full_checks"):
+        assert store.best_configs() == [quick]
