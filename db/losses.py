@@ -85,7 +85,7 @@ class Losses:
         if not known or distance is None or band(distance) > max(known):
             return None
         at = UPTO.index(band(distance))
-        # Of two equally near bands, the farther one, so that the loss is not underestimated.
+        # The farther of two equally near bands counts, so that the loss is not underestimated.
         nearest = min(known, key=lambda upto: (abs(UPTO.index(upto) - at), -upto))
         return max(0.0, known[nearest])
 

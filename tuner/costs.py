@@ -1,4 +1,4 @@
-"""Costs of trials: the forecast of a run before it begins, and what the trials of one search took."""
+"""Costs of trials: the forecast of a run, and the time that the trials of one search took."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MEASURE_S = 0.2
 RACE_S = 5.0
 # Limit of one job: the first of a task also computes the reference.
 JOB_LIMIT_S = 120.0
-# A kernel that never ends must not use up the time of the others. Once it is known what trials take, a trial has hung
-# that takes so much longer than the slowest.
+# A kernel that never ends must not use up the time of the others. A trial that takes `HANG_FACTOR` times as long as the
+# slowest before it, and `HANG_S` more, has hung.
 HANG_FACTOR = 20
 HANG_S = 10.0
-# The interpreter's speed is only estimated, so that its trials get so many times what the estimate says.
+# Limit of a trial through the interpreter, as a multiple of its estimated time.
 INTERPRETER_MARGIN = 10
 # Number of latest trials by which the cost of the next one is judged.
 RECENT = 5
@@ -46,7 +46,7 @@ class Forecast:
     task: Task
     survey: Survey  # of the task's space
     trials: tuple[Variant, ...]  # variants that would be tried if all results came last
-    compiles: frozenset[str]  # distinct kernels of these
+    compiles: frozenset[str]  # distinct kernels of the trials
     seconds: float  # time of the measuring process
 
     @property
@@ -110,7 +110,7 @@ def interpreted_seconds(task: Task, variant: Variant | None = None) -> float:
 def fewest_seconds(tasks: Sequence[Task], gpu: Gpu, trials: int) -> float:
     """Least seconds in which a run can find something for each of `tasks`, among which they are divided evenly.
 
-    They suffice to try two variants of each, or `trials` where these are fewer.
+    They suffice to try two variants of each, or `trials` of them if that is fewer.
     """
     trials = min(FEWEST_TRIALS, trials)
     if gpu.is_interpreter:
@@ -119,7 +119,7 @@ def fewest_seconds(tasks: Sequence[Task], gpu: Gpu, trials: int) -> float:
 
 
 class Costs:
-    """Seconds that trials of one task took. `prepared_s` is the time of preparing what they share."""
+    """Seconds that trials of one task took. `prepared_s` is the time to prepare their shared inputs and buffers."""
 
     def __init__(self, task: Task, is_interpreted: bool) -> None:
         self.prepared_s = 0.0

@@ -20,7 +20,7 @@ from .run import Run
 from .search import Search, search_only
 from .settings import TaskResult
 
-# A task is raced again if another task's winner is so many times faster than its own, by their trials.
+# Least ratio of trial times, own winner over another task's winner, for which a task is raced again.
 UPSET = 1.005
 
 

@@ -15,7 +15,7 @@ from .measure.race import ALPHA, choose, compare, num_comparisons, rounds_needed
 from .search import Search
 
 # Times of one variant differ by up to 9 % between two windows of measurement, as power and clocks change. Only a larger
-# ratio between trials is clear without a race: a variant that is so many times slower than the fastest is no finalist.
+# ratio between trials is clear without a race: a variant slower than the fastest by this ratio is no finalist.
 CLEAR_RATIO = 1.10
 # Through the interpreter a round of eight takes seconds, and the times are no GPU's.
 INTERPRETED_FINALISTS = 2

@@ -1,4 +1,4 @@
-"""Leads: variants to try first for a task, what other batches tell about the rest, and rivals of a stored winner."""
+"""Leads: variants to try first for a task, times expected from other batches, and rivals of a stored winner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .sampling.points import beside
 
 # Winners of the nearest tuned batches that are tried before the sampler chooses.
 NEIGHBOURS = 3
-# A variant that was so many times slower than the best elsewhere will not win here.
+# A variant slower than the best by this ratio on another batch will not win here.
 WORTH_TRYING = 1.5
 # Fastest other variants that a stored winner is raced against.
 RUNNERS_UP = 2

@@ -176,7 +176,7 @@ class LeftOut:
 
 
 def groups(store: Store, configs: Iterable[BestConfig], *, checked: bool = False) -> list[Group]:
-    """Group `configs`, of `store`, by what can share kernels, with their trials; a group may be left without shapes.
+    """Group `configs` of `store` that can share kernels, with their trials; a group may be left without shapes.
 
     With `checked`, only variants that have passed the full check in the environment of their trial are eligible.
     """

@@ -1,4 +1,4 @@
-"""Settings of a run, its budget of time, and the records and callbacks that tell how it goes."""
+"""Settings of a run, its budget of time, and the records and callbacks of its progress."""
 
 from __future__ import annotations
 
@@ -121,13 +121,13 @@ class TaskResult:
     reused: int = 0  # stored trials
     repeated: int = 0  # new trials with the code and launch of another, whose time they took over
     seconds: float = 0.0  # wall time
-    measuring_seconds: float = 0.0  # of these, the GPU measured or checked
-    compiling_seconds: float = 0.0  # of these, every compile process was busy
+    measuring_seconds: float = 0.0  # part of `seconds` in which the GPU measured or checked
+    compiling_seconds: float = 0.0  # part of `seconds` in which every compile process was busy
     discarded_blocks: int = 0  # race blocks run again or given up, because the GPU's state had drifted
     compiles: int = 0  # kernels compiled for this task
     shared: int = 0  # variants whose kernel had been compiled for another task of the run
     crossed: int = 0  # trials of other tasks' winners; `tried` does not count them
-    cross_seconds: float = 0.0  # wall time of these
+    cross_seconds: float = 0.0  # wall time of the crossed trials
 
     @property
     def measured_per_second(self) -> float:

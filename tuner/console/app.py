@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 report_app = typer.Typer(
-    help="""Decide from what is stored: how few kernels suffice, and which page size to serve with.
+    help="""Compare stored times: how few kernels suffice, and which page size to serve with.
 
 \b
 Example:

@@ -78,7 +78,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What tuning would use on this computer."""
+    """The parts of this computer that tuning uses."""
 
     python: str
     system: str
@@ -116,7 +116,7 @@ def examine(database: str, cache: Path) -> Machine:
 
 
 def consequences(machine: Machine) -> Iterator[str]:
-    """Yield sentences about what the commands will do on `machine`."""
+    """Yield sentences about the behaviour of the commands on `machine`."""
     missing = [package for package, version in machine.versions.items() if version == _MISSING]
     if missing:
         yield f"Nothing can run before {', '.join(missing)} is installed."

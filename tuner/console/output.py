@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Width of a table without a terminal.
 PLAIN_WIDTH = 120
-# Without a terminal, progress is written at least after so many trials.
+# Most trials between two lines of progress without a terminal.
 LINE_EVERY = 10
 INTERPRETER_NOTE = ("regime interpreter: kernels run through Triton's interpreter on the CPU; these times say nothing "
                     "about a GPU and are never served for one")

@@ -1,4 +1,4 @@
-"""The commands that decide from what is stored: report portfolio and report pages."""
+"""The commands that compare stored times: report portfolio and report pages."""
 
 from __future__ import annotations
 

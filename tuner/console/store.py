@@ -1,4 +1,4 @@
-"""The commands about what is stored: show, lookup, export and import."""
+"""The commands about the database: show, lookup, export and import."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def export(
         "--provisional", help="Also export configs that have not passed the full check.")] = False,
     portfolio: Annotated[int | None, typer.Option(
         "--portfolio", parser=options.whole_number, metavar="NUMBER",
-        help="Use at most so many compiled kernels for each layer and page size; see report portfolio.",
+        help="Use at most this many compiled kernels for each layer and page size; see report portfolio.",
         show_default="the best variant of each shape")] = None,
     db: options.Database = None,
     json: options.Json = False,
@@ -188,7 +188,7 @@ def export(
                            "left_out": left_out, "dropped": list(map(_dropped_document, result.choices)),
                            **_portfolios_document(portfolios)})
         return
-    output.say(f"{len(written)} configs written to {file}" + (f", {kept} of which it held before" if kept else ""))
+    output.say(f"{len(written)} configs written to {file}" + (f", {kept} of them kept from before" if kept else ""))
     _note_dropped(result.choices)
     _print_portfolios(portfolios)
     _note_provisional(left_out, quick)

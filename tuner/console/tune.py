@@ -148,7 +148,7 @@ def _forecast(tasks: Sequence[Task], gpu: Gpu, settings: Settings, as_json: bool
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Where to store, in which form to print, and when the command began, by `time.monotonic`."""
+    """Destination of the results, and the moment the command began, by `time.monotonic`."""
 
     db: str | None
     as_json: bool

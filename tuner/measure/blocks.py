@@ -33,7 +33,7 @@ def _never(start_s: float, end_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Course(Generic[T]):
-    """The measurements that a race is made of."""
+    """Measurements of a race."""
 
     # Runs an entrant and returns its milliseconds.
     turn: Callable[[T], float]
@@ -41,7 +41,7 @@ class Course(Generic[T]):
     sentinel: Callable[[], float] | None = None
     # True if the GPU was throttled between two times of `clock`.
     throttled: Callable[[float, float], bool] = _never
-    # Seconds.
+    # Present moment in seconds.
     clock: Callable[[], float] = time.monotonic
 
 
@@ -49,13 +49,13 @@ class Course(Generic[T]):
 class Raced(Generic[T]):
     """The samples of a race."""
 
-    # Milliseconds of every entrant, of the same rounds.
+    # Milliseconds of every entrant; all have the same rounds.
     samples_ms: dict[T, tuple[float, ...]]
     # Blocks asked for.
     blocks: int
     # Blocks that were run and discarded.
     discarded: int = 0
-    # Of all blocks that were run, discarded or not.
+    # Sentinel times of all blocks that were run, discarded or not.
     sentinels_ms: tuple[float, ...] = ()
 
 
@@ -106,7 +106,7 @@ def run_blocks(
 
 
 def equal_turns(lengths_ms: Mapping[T, float]) -> dict[T, int]:
-    """For each entrant, the number of samples of these milliseconds in a turn as long as the others'.
+    """Number of samples in each entrant's turn, so that all turns are equally long; `lengths_ms` are of one sample.
 
     A turn takes `TURN_MS`, or the median entrant's sample if that is longer. Turns as long as the slowest entrant's
     would cost time for a verdict that is clear anyway.
@@ -116,7 +116,7 @@ def equal_turns(lengths_ms: Mapping[T, float]) -> dict[T, int]:
 
 
 def expected_s(times_ms: Sequence[float], rounds: int) -> float:
-    """Estimated seconds of a race on a GPU between entrants of these times, if no block is discarded."""
+    """Estimated seconds of a race on a GPU between entrants that take `times_ms`, if no block is discarded."""
     turn_ms = max(TURN_MS, statistics.median_high(times_ms))
     return WARM_UP_S + 2 * rounds * sum(max(turn_ms, ms) for ms in times_ms) / 1e3
 

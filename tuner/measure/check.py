@@ -89,10 +89,10 @@ class Checker:
         # maximum returns NaN if either is NaN, and argmax takes the first NaN for the largest.
         token, head = divmod(int(torch.maximum(ratios, of_lse).argmax()), self.spec.num_q_heads)
         worst, worst_lse = float(ratios[token, head]), float(of_lse[token, head])
-        what = "its error"
+        judged = "its error"
         if not worst >= worst_lse and not math.isnan(worst):
-            worst, what = worst_lse, "its log-sum-exp's error"
-        return Check(worst, detail=f"{self._place(token, head)}: {what} is {worst:.3g} times what is tolerated")
+            worst, judged = worst_lse, "its log-sum-exp's error"
+        return Check(worst, detail=f"{self._place(token, head)}: {judged} is {worst:.3g} times the tolerance")
 
     def _errors(self, out: torch.Tensor) -> torch.Tensor:
         return _norm(out.to(self.oracle_dtype) - self.oracle)

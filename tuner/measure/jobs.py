@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .bench import Workbench
     from .stopwatch import Stopwatch
 
-# (samples, factor): if the fastest of so many samples exceeds the best variant's time by the factor, the variant is
-# sampled no more. It cannot win, because one variant's times differ by a tenth at most.
+# (samples, factor): if the fastest of the first `samples` samples exceeds the best variant's time by `factor`, sampling
+# stops. The variant cannot win, because one variant's times differ by a tenth at most.
 EARLY_STOPS = ((1, 3.0), (2, 1.25))
 # Time at the end of a race for its watch and its answer.
 ANSWER_S = 2 * WATCH_PERIOD_S
@@ -34,8 +34,9 @@ class PrepareJob(Job[float]):
     """Make the objects that all measurements of a task share: inputs, reference output and buffers."""
 
     task: Task
-    # Of the measurements to come, as is `regime`.
+    # Seed of the inputs.
     seed: int = 0
+    # Regime of the measurements to come.
     regime: Regime = GRAPH
 
     def run(self, context: Context) -> float:
@@ -57,7 +58,7 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
     task: Task
     variant: Variant
     samples: int
-    # Of the checked inputs.
+    # Seed of the checked inputs.
     seed: int = 0
     # The timing names another one for the interpreter, and for a variant that cannot be captured.
     regime: Regime = GRAPH
@@ -67,7 +68,7 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
     code: str = ""
 
     def run(self, context: Context) -> Timed | Wrong:
-        """The outcome. Raises what goes wrong."""
+        """The outcome. Raises any failure of a launch."""
         context.report_stage("check", self.variant)
         bench = _workbench(context, self.task)
         launcher, plan_ms = bench.planned(self.variant, self.regime)
@@ -113,7 +114,7 @@ class RaceResult:
     blocks: int = 0
     # Blocks run and discarded because the GPU was not in its usual state.
     discarded: int = 0
-    # Of all blocks that were run.
+    # Sentinel times of all blocks that were run.
     sentinels_ms: tuple[float, ...] = ()
 
     @property

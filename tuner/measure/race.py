@@ -127,7 +127,7 @@ def simplicity(variant: Variant) -> tuple[int, int, bool, int, int, int, str]:
     """A rank, lower for the simpler of two variants.
 
     In this order: fewer launches, fewer segments, loads through pointers, fewer warps, smaller tiles, fewer departures
-    from what is plain; then the key, so that no two variants are alike.
+    from the plain variant; then the key, so that no two variants are alike.
     """
     traits = template_of(variant).traits(variant)
     tile = sum(body.block_m * body.block_n for body in traits.bodies)

@@ -1,4 +1,4 @@
-"""The stopwatch: times launches on the GPU over rotating buffers. The sentinel: times work that is always the same."""
+"""The stopwatch, which times launches over rotating buffers, and the sentinel, which times constant work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ...kernel_templates.outcome import GRAPH, Regime, Timing
 
 T = TypeVar("T")
 
-# So long that the resolution of an event, 0.5 us, and the gap between two graphs do not show.
+# Long enough that the resolution of an event, 0.5 us, and the gap between two graphs do not show.
 SAMPLE_MS = 0.2
 # The most sets of tensors to rotate: a sample of the shortest launches then takes each once.
 MOST_BUFFERS = 64
-# Of all work, a product of bf16 matrices feels power and clocks most. This one takes about 100 us on an H200.
+# Shape of a product of bf16 matrices, the work that power and clocks affect most. It takes about 100 us on an H200.
 SENTINEL_SHAPE = (4096, 4096, 2048)
 _SENTINEL_SAMPLES = 5
 
@@ -38,7 +38,7 @@ class Plannable(Protocol):
 class Stopwatch(Generic[T]):
     """Times `run` over `buffers` in turn, in `regime`, or eagerly where `run` cannot be captured.
 
-    A sample is the mean over so many launches that they take `SAMPLE_MS` and use every buffer equally often, so that no
+    A sample is the mean over launches that together take `SAMPLE_MS` and use every buffer equally often, so that no
     buffer is in L2 when its turn comes. Where that would take too many buffers, `flush` evicts L2: it is called,
     untimed, before each sample, which then uses no buffer twice. In the interpreter's regime a sample is one call by
     the wall clock. With `is_loaded`, `run` was called before and has nothing left to compile or load. `spare` holds
@@ -176,7 +176,7 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 
 
 def timing(stopwatch: Stopwatch[T], samples: int, plan_ms: float) -> Timing:
-    """The `Timing` of so many `samples` of `stopwatch`."""
+    """Timing of `samples` samples of `stopwatch`."""
     return Timing(stopwatch.samples(samples), stopwatch.regime, plan_ms)
 
 

@@ -78,7 +78,7 @@ class Compiler(Protocol):
         ...
 
     def start(self, jobs: int) -> None:
-        """Start the processes that so many jobs need, without waiting until they can work."""
+        """Start the processes that `jobs` compiles need, without waiting until they can work."""
         ...
 
     def submit(self, job: CompileJob) -> None:
@@ -129,7 +129,7 @@ class CompilePool:
         return self._full.seconds
 
     def start(self, jobs: int) -> None:
-        """Start the processes that so many jobs need, without waiting until they can work."""
+        """Start the processes that `jobs` compiles need, without waiting until they can work."""
         for child in self._children[:jobs]:
             child.start()
 

@@ -21,13 +21,13 @@ Array = NDArray[np.float64]
 LOG_NOISE = -4.0
 # Bounds of the logarithms of the rates and of the noise.
 RATE_BOUNDS, NOISE_BOUNDS = (-5.0, 4.0), (-9.0, 0.0)
-# Standard deviation of the normal prior on these logarithms.
+# Standard deviation of the normal prior on the logarithms of the rates and the noise.
 PRIOR_DEVIATION = 3.0
 MAX_ITERATIONS = 15
 # Keeps the covariance matrix positive definite.
 JITTER = 1e-6
-# Below so many deviations the improvement is given by its leading term: the exact formula would subtract two nearly
-# equal tiny numbers.
+# Gain in deviations below which the improvement is given by its leading term: the exact formula would subtract two
+# nearly equal tiny numbers.
 FAR = -5.0
 
 

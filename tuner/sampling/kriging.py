@@ -27,13 +27,13 @@ NUMBER = "number"
 # The states of a candidate; a bad one violated a constraint.
 FREE, PENDING, TIMED, BAD = range(4)
 
-# Candidates are ranked once so many trials have ended; until then, templates take turns.
+# Ended trials before candidates are ranked; until then, templates take turns.
 FEWEST = 10
-# One choice in so many goes to the variations of the best candidate so far.
+# Period, in choices, of choosing a variation of the best candidate so far.
 POLISH_EVERY = 2
 # The process is fitted again once the ended trials have grown by this share.
 GROWTH = 0.05
-# If more candidates are free, so many are drawn and ranked until the next fit, beside variations of the best few.
+# Most free candidates ranked: of more, this many are drawn until the next fit, beside variations of the `FEW` best.
 MOST_RANKED = 10_000
 FEW = 8
 # Logarithms of the rates before the first fit: along a dimension of the variant, and towards other batches.
@@ -43,9 +43,9 @@ LOG_RATE, LOG_RATE_ELSEWHERE = 0.0, -2.0
 SLOW = 0.5
 # The number of expected losses in use: the fastest, and as many drawn from the others.
 MOST_EXPECTED = 50
-# A candidate without a time counts as slower than the slow ones by at least so much, as a logarithm.
+# Least logarithm by which a candidate without a time counts as slower than the slow ones.
 LEAST_PENALTY = 1.0
-# After so many ended trials, losses expected from other batches are ignored: they blur the last percents.
+# Ended trials after which losses expected from other batches are ignored: they blur the last percents.
 ENOUGH = 40
 
 Rows = NDArray[np.intp]
@@ -78,7 +78,7 @@ class KrigingSampler(BaseSampler):
         self._pool = np.empty(0, np.intp)
 
     def expect(self, log_ratios: Array) -> None:
-        """Expect these logarithms `[candidates]` of each time's ratio to the best, NaN where there is none."""
+        """Expect `log_ratios` `[candidates]`, logarithms of each time's ratio to the best, NaN where none is expected."""
         ranked = np.argsort(log_ratios)[: np.count_nonzero(~np.isnan(log_ratios))]
         fast, slow = ranked[:MOST_EXPECTED], ranked[MOST_EXPECTED:]
         if len(slow) > MOST_EXPECTED:
@@ -104,7 +104,7 @@ class KrigingSampler(BaseSampler):
         return 0
 
     def choose(self) -> int:
-        """The number of the next candidate to try, of the free ones, of which there is at least one."""
+        """Choose the number of the next candidate among the free ones, at least one."""
         # The matrices have a few hundred rows, too few to gain from threads, and the cores are needed for compiling.
         with _linear_algebra().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]
             return self._choose()
@@ -210,7 +210,7 @@ class KrigingSampler(BaseSampler):
 def _coordinates(codes: Codes) -> Array:
     """`[candidates, dimensions]`: templates are 1 apart, values evenly spaced from 0 to 1, absent ones at 0.5.
 
-    The last dimension is 0 for what is measured here, and 1 for what is expected from other batches.
+    The last dimension is 0 for measured losses, and 1 for losses expected from other batches.
     """
     templates = 0.5 * (codes[:, :1] == np.unique(codes[:, 0]))
     highest = np.maximum(codes[:, 1:].max(axis=0, initial=1), 1)

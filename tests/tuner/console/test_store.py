@@ -193,7 +193,7 @@ def test_an_export_can_grow_the_one_that_is_there(lines: Lines, tmp_path: Path) 
     gone = replace(config(H100, Batch.parse("2x1@300")), variant=replace(old.variant, template="gone"))
     export_json([old, better, gone], exported)
     assert lines.run("export", str(exported), "--merge", "--db", path) == 0
-    assert lines.out == f"3 configs written to {exported}, 2 of which it held before\n"
+    assert lines.out == f"3 configs written to {exported}, 2 of them kept from before\n"
     assert "was not kept: it cannot run any more: its template is not installed" in lines.err
     assert "it takes 2 ms, 100.0% more than the 1 ms of the one kept" in lines.err
     assert set(import_json(exported)) == {old, better, new}
