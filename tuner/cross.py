@@ -54,7 +54,7 @@ def _cross(result: TaskResult, run: Run, end: float) -> None:
     if not new:
         return
     default = default_variant(task.spec, task.batch, task.page_size)
-    # The first variant that is timed is what the others are compared with.
+    # The others are compared with the first variant that is timed.
     search = search_only(task, run, [*([default] if default in known else []), *new], end)
     result.crossed = search.result.tried
     _race_upset(search, new, result, end)

@@ -142,7 +142,7 @@ class Final:
         if self._search.run.gpu.is_interpreter:
             most, near = min(most, INTERPRETED_FINALISTS), []
         if self._search.run.executor.racer is not None:
-            # A process of its own must first prepare what the search's process has.
+            # A process of its own must first prepare the inputs that the search's process has.
             end -= self._search.costs.prepared_s
         # The fastest come first, so that they stay if there is little time.
         entrants = list(dict.fromkeys([self.baseline, *finalists[:1], *near, *finalists[:most]]))
@@ -173,7 +173,7 @@ class Final:
         return self._search.run.executor.clock() + self._expected_s(entrants, rounds) <= end
 
     def _expected_s(self, entrants: Sequence[Variant], rounds: int) -> float:
-        """Expected seconds of a stage: setting a variant up takes about as long as a trial of it; then come samples."""
+        """Expected seconds of a stage: a trial's time to set each variant up, then the samples."""
         times_ms = [self._screened[variant].median_ms for variant in entrants]
         race_s = rounds * sum(times_ms) / 1e3 if self._search.run.gpu.is_interpreter else expected_s(times_ms, rounds)
         return len(entrants) * self._search.costs.trial_s + race_s

@@ -1,4 +1,4 @@
-"""The comparison of page sizes: the times of tuned batches, and the cache memory lost to pages that are not full."""
+"""Comparison of page sizes: times of tuned batches, and cache memory lost to pages that are not full."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ def _compared(
     batches = tuple(batch for batch, missing in lacking.items() if not missing)
     held = lengths or [length for batch in batches for length in batch.kv_lens if length]
 
-    def of(size: int) -> PageSize:
+    def _of(size: int) -> PageSize:
         tokens = sum(-(-length // size) * size for length in held)
         return PageSize(size, tuple(times_ms[batch, size] for batch in batches), tokens * bytes_a_token,
                         (tokens - sum(held)) * bytes_a_token)
 
     left_out = {batch: missing for batch, missing in lacking.items() if missing}
-    return Comparison(gpu, regime, batches, tuple(map(of, sizes)), left_out)
+    return Comparison(gpu, regime, batches, tuple(map(_of, sizes)), left_out)
 
 
 def read_lengths(text: str) -> tuple[int, ...]:

@@ -196,17 +196,17 @@ def groups(store: Store, configs: Iterable[BestConfig], *, checked: bool = False
 
 
 def _shape(best: BestConfig, timed: Mapping[Variant, Measured], checks: FullChecks | None) -> TunedShape:
-    def has_passed(variant: Variant, environment: Environment) -> bool:
+    def _has_passed(variant: Variant, environment: Environment) -> bool:
         if checks is None:
             return True
         check = checks.of(best.shape.spec, variant, best.gpu, environment)
         return check is not None and check.passed
 
-    return TunedShape(best, timed, frozenset(v for v, each in timed.items() if has_passed(v, each.environment)))
+    return TunedShape(best, timed, frozenset(v for v, each in timed.items() if _has_passed(v, each.environment)))
 
 
 def _timed(trials: Sequence[TrialRecord]) -> dict[str, dict[Variant, Measured]]:
-    """By batch, the latest trial of each variant, if it was timed and is comparable with the latest of all `trials`.
+    """Latest trial of each variant by batch, if it was timed and is comparable with the latest of all `trials`.
 
     Comparable trials have the same Triton, torch and driver, and the kernel source of their template's latest trial.
     """

@@ -157,6 +157,7 @@ class _Table:
         self.numbers: dict[Any, int] = {}
 
     def number(self, value: Any) -> int:
+        """The number of `value`, a new one the first time."""
         return self.numbers.setdefault(value, len(self.numbers))
 
 
@@ -266,19 +267,19 @@ def _task_read(
 def _outcome(variant: Variant, row: tuple[Any, ...], texts: Sequence[str]) -> Outcome:
     kind, samples, regime, plan_ms, ratio, stage, reason, _ = row
 
-    def text(number: int) -> str:
+    def _text(number: int) -> str:
         return texts[number]
 
-    match text(kind):
+    match _text(kind):
         case "timed":
-            timing = Timing(tuple(map(float, samples)), Regime.parse(text(regime)), float(plan_ms))
+            timing = Timing(tuple(map(float, samples)), Regime.parse(_text(regime)), float(plan_ms))
             return Timed(variant, Check(float(ratio)), timing)
         case "wrong":
-            return Wrong(variant, Check(math.nan if ratio is None else float(ratio), detail=text(reason)))
+            return Wrong(variant, Check(math.nan if ratio is None else float(ratio), detail=_text(reason)))
         case "failed":
-            return Failed(variant, text(stage), text(reason))
+            return Failed(variant, _text(stage), _text(reason))
         case "skipped":
-            return Skipped(variant, text(reason))
+            return Skipped(variant, _text(reason))
         case other:
             raise ValueError(f"{other!r} is no outcome")
 

@@ -108,12 +108,12 @@ class RecordedWorker:
         self.busy_s += end - begin
         self._free_at = end
 
-        def answer() -> R:
+        def _answer() -> R:
             if begin + seconds <= deadline:
                 return result
             return job.result_after(JobError("the time was up"), _raise_again)
 
-        return Awaited(self._clock, end, answer)
+        return Awaited(self._clock, end, _answer)
 
     def start(self) -> None:
         """Do nothing: there is no process."""
@@ -235,13 +235,13 @@ class RecordedPool:
 def executor_of(recording: Recording, processes: int = PROCESSES) -> Executor:
     """The executor that answers from `recording`, with simulated compile `processes`; its clock begins at 0."""
 
-    def environment_of(template: str, gpu: Gpu) -> Environment:
+    def _environment_of(template: str, gpu: Gpu) -> Environment:
         return recording.environments.get(template) or Environment("", "", "", gpu.driver)
 
     clock = Clock()
     # Through the interpreter nothing is compiled.
     pool = None if recording.gpu.is_interpreter else RecordedPool(recording, clock, processes)
-    return Executor(RecordedWorker(recording, clock), pool, environment_of, clock, recording=recording)
+    return Executor(RecordedWorker(recording, clock), pool, _environment_of, clock, recording=recording)
 
 
 def _measured(found: Recorded) -> Timed | Wrong | Failed:
@@ -325,15 +325,19 @@ class _Trace(Listener):
         self._listener = listener
 
     def started(self, task: Task, valid: int, reused: int) -> None:
+        """Pass the call on."""
         self._listener.started(task, valid, reused)
 
     def tried(self, progress: Progress) -> None:
+        """Keep the trial, and pass the call on."""
         if not isinstance(progress.outcome, Skipped):
             self.trials.setdefault(progress.task, []).append(progress.outcome)
         self._listener.tried(progress)
 
     def racing(self, task: Task, variants: tuple[Variant, ...]) -> None:
+        """Pass the call on."""
         self._listener.racing(task, variants)
 
     def finished(self, result: TaskResult) -> None:
+        """Pass the call on."""
         self._listener.finished(result)

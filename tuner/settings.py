@@ -68,7 +68,7 @@ class Budget:
         return replace(self, end=now + (1 - self.cross_share) * (self.end - now))
 
     def task_end(self, now: float, tasks_left: int) -> float:
-        """End of a task: what is left is divided evenly among `tasks_left`, this one among them."""
+        """End of a task: the time left is divided evenly among `tasks_left`, this one among them."""
         return now + (self.end - now) / tasks_left
 
     def search_end(self, now: float, task_end: float) -> float:

@@ -39,26 +39,26 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         parameters += members or (parameter.replace(annotation=hints[parameter.name]),)
 
     @functools.wraps(function)
-    def run(**given: Any) -> None:
+    def _run(**given: Any) -> None:
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         function(**given)
 
     keyword_only = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
-    run.__signature__ = inspect.Signature(keyword_only)  # pyright: ignore[reportAttributeAccessIssue]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
+    _run.__signature__ = inspect.Signature(keyword_only)  # pyright: ignore[reportAttributeAccessIssue]
+    _run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return _run
 
 
 def _whole_number(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
+    def _read(text: str) -> int:
         # Python refuses thousands of digits with an error of its own, so the length is bounded first.
         word = str(text)
         if word.isdecimal() and len(word) <= len(str(MAX_NUMBER)) and least <= int(word) <= MAX_NUMBER:
             return int(word)
         raise typer.BadParameter(f"{text!r} cannot be used; accepted is a whole number from {least} to {MAX_NUMBER}")
 
-    return read
+    return _read
 
 
 whole_number = _whole_number(1)

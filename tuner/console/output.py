@@ -124,7 +124,7 @@ def _encoded_fields(record: Any) -> dict[str, Any]:
 
 
 class TuneProgress(Listener):
-    """Progress of a run on stderr: live on a terminal, elsewhere a line for each new best and every tenth trial."""
+    """Progress of a run on stderr: live on a terminal, else a line for each new best and tenth trial."""
 
     def __init__(self, gpu: Gpu, heading: str | None = None, console: Console | None = None) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

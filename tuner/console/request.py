@@ -1,4 +1,4 @@
-"""Records made of what a command was given: every value is read, or refused, before anything is opened."""
+"""Records made of the arguments of a command: every value is read, or refused, before anything is opened."""
 
 from __future__ import annotations
 

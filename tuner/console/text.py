@@ -79,7 +79,7 @@ def count_list(counts: Counter[str]) -> str:
 
 
 def baseline_text(result: TaskResult, gpu: Gpu) -> str:
-    """Return what a speed-up is over: the default, or the variant that replaced it and why."""
+    """Return the name of the baseline of a speed-up: the default, or the variant that replaced it and why."""
     task, baseline = result.task, result.baseline
     default = default_variant(task.spec, task.batch, task.page_size)
     if baseline is None or baseline == default:

@@ -239,7 +239,7 @@ def _floor_share(result: TaskResult, rates: Rates | None) -> float | None:
 
 
 def print_results(gpu: Gpu, results: Sequence[TaskResult], rates: Rates | None) -> None:
-    """Write a table of the best variants, and what the run did."""
+    """Write a table of the best variants, and the summary of the run."""
     columns = ("batch", "page", "best variant", "time", "speed-up", "verdict", *([] if rates is None else ["of floor"]))
     for title, members in _by_layer(gpu, results).items():
         output.print_table(title, columns, [_result_row(result, rates) for result in members])
@@ -275,7 +275,7 @@ def _result_row(result: TaskResult, rates: Rates | None) -> list[str]:
 
 
 def _summary(results: Sequence[TaskResult]) -> list[str]:
-    """Return the sentences about the trials of a run, its time and what it could not use."""
+    """Return the sentences about the trials of a run, its time and the stored trials it could not use."""
     wall_s, tried, repeated = (total(results, name) for name in ("seconds", "tried", "repeated"))
     outcomes = sum((result.outcomes for result in results), Counter[str]())
     regimes = dict.fromkeys(str(result.best.timing.regime) for result in results if result.best is not None)

@@ -97,6 +97,7 @@ class _Job:
     begun: float
 
     def stale(self, configs: Sequence[BestConfig]) -> list[BestConfig]:
+        """Configs that were measured in another environment than the present one."""
         from ...kernel_templates.sources import environment
         from ..verify import stale
 

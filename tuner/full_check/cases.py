@@ -78,7 +78,7 @@ class Case:
 def cases_of(spec: AttentionSpec, variant: Variant, seed: int = 0) -> tuple[Case, ...]:
     """The cases for a layer and the variant's page size, small ones first, with inputs drawn from `seed` on.
 
-    Of the rest of the variant, only its partial results and whether its template writes the log-sum-exp matter.
+    They also depend on the variant's partial results, and on its template if that writes no log-sum-exp.
     """
     cases = (*_small_cases(spec, variant.page_size, seed), *_large_cases(spec, variant.page_size, seed),
              *_cases_past_32_bits(spec, variant, seed))

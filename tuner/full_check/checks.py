@@ -45,7 +45,7 @@ class FullCheckJob(Job[CaseResult]):
     case: Case
 
     def run(self, context: Context) -> CaseResult:
-        """The result. Raises what goes wrong."""
+        """The result. Raises any error of the case."""
         from .run import make_checker, run_case
 
         gpu, page_size = context.gpu(), self.variant.page_size

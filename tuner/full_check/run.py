@@ -151,7 +151,7 @@ def sanitize(spec: AttentionSpec, variant: Variant, gpu: Gpu) -> CaseResult:
 def _sanitized(status: int, said: list[str]) -> CaseResult:
     """The result of a watched process with this exit status and these lines.
 
-    The process writes its own result, so its status shows only what the tool did. A process that ends before it
+    The process writes its own result, so its status shows only the tool's findings. A process that ends before it
     launches says nothing about the variant: the tool may not be allowed to attach, or have no memory. A later
     end, by an exception too, counts as a failure of the variant.
     """

@@ -68,7 +68,7 @@ class MeasureJob(Job[Timed | Wrong | Failed]):
     code: str = ""
 
     def run(self, context: Context) -> Timed | Wrong:
-        """The outcome. Raises any failure of a launch."""
+        """The outcome. Raises any error of the variant."""
         context.report_stage("check", self.variant)
         bench = _workbench(context, self.task)
         launcher, plan_ms = bench.planned(self.variant, self.regime)
@@ -152,18 +152,18 @@ class RaceJob(Job[RaceResult]):
             lengths[variant] = TURN_MS if context.interpret else watch.launches * watch.samples(1)[0]
         counts = equal_turns(lengths)
 
-        def sentinel() -> float:
+        def _sentinel() -> float:
             context.report_stage("sentinel")
             return bench.sentinel.ms()
 
-        def turn(variant: Variant) -> float:
+        def _turn(variant: Variant) -> float:
             context.report_stage("time", variant)
             # The first half of a turn heats the GPU; the stopwatch itself drops one sample of it.
             samples = watches[variant].samples(2 * counts[variant] - 1)
             return statistics.fmean(samples[-counts[variant]:])
 
         with ThrottleWatch(bench.uuid) as watch_gpu:
-            course = Course(turn, None if context.interpret else sentinel, watch_gpu.throttled)
+            course = Course(_turn, None if context.interpret else _sentinel, watch_gpu.throttled)
             patience_s = self.deadline - ANSWER_S - time.monotonic()
             raced = run_blocks(course, self.variants, self.rounds, self.seed, patience_s)
         timings = {v: Timing(raced.samples_ms[v], watch.regime, plans[v]) for v, watch in watches.items()}

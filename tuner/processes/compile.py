@@ -27,7 +27,7 @@ from .process import ChildProcess, JobTimeoutError
 Code = tuple[AttentionSpec, str]
 """A layer and the code key of its variants: the variants of one code share their compiled kernels."""
 
-# A compile takes seconds; on a machine whose cores are all busy, minutes.
+# A compile takes seconds; with all cores busy, minutes.
 LIMIT_S = 240.0
 # The GPU waits for the measuring process and the search, so compiling comes last.
 NICENESS = 10
@@ -102,7 +102,7 @@ class CompilePool:
     """Compiles in up to `processes` low-priority processes, each job within `limit_s` seconds of wall time.
 
     A process starts when a job needs it, and imports the modules `preload` first. A job that exceeds its limit is tried
-    once more, because the machine may have been busy. One that exceeds it again, raises, or kills its process is
+    once more, because the cores may have been busy. One that exceeds it again, raises, or kills its process is
     `Failed` at stage "compile".
     """
 

@@ -271,7 +271,7 @@ class _DeathError(JobError):
 
 
 def _telling_line(text: str) -> str:
-    """The first line of `text` that tells what a C++ exception said, else that names an error, else the last."""
+    """The first line of `text` with the message of a C++ exception, else one that names an error, else the last."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = (line.removeprefix("what():").strip() for line in lines if line.startswith("what():"))
     errors = (line for line in lines if "error" in line.lower() or "assert" in line.lower())

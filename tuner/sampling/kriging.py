@@ -78,7 +78,7 @@ class KrigingSampler(BaseSampler):
         self._pool = np.empty(0, np.intp)
 
     def expect(self, log_ratios: Array) -> None:
-        """Expect `log_ratios` `[candidates]`, logarithms of each time's ratio to the best, NaN where none is expected."""
+        """Expect the logarithms `[candidates]` of each time's ratio to the best; NaN expects nothing."""
         ranked = np.argsort(log_ratios)[: np.count_nonzero(~np.isnan(log_ratios))]
         fast, slow = ranked[:MOST_EXPECTED], ranked[MOST_EXPECTED:]
         if len(slow) > MOST_EXPECTED:
