@@ -82,7 +82,7 @@ class Recording:
     grid: str
     gpu: Gpu
     regime: Regime
-    # By template.
+    # Environment of each template.
     environments: Mapping[str, Environment]
     # The ends of the first and of the last trial, ISO 8601 in UTC.
     recorded_at: tuple[str, str]

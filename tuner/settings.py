@@ -56,7 +56,7 @@ class Budget:
     cross_share: ClassVar[float] = 0.2  # share of a run kept for trying winners on the other tasks
     race_share: ClassVar[float] = 0.25  # share of a task's time kept for its final race
     race_limit_s: ClassVar[float] = 20.0  # limit of one final race: nine variants take 0.1 to 1 s each
-    overrun_s: ClassVar[float] = 10.0  # how much longer a search goes on that has timed only a few variants
+    overrun_s: ClassVar[float] = 10.0  # extra time of a search that has timed only a few variants
     verify_limit_s: ClassVar[float] = 60.0  # limit for verifying one config, its compiles included
     retune_share: ClassVar[float] = 0.5  # share of a run of `verify` kept for tuning anew
     rates_limit_s: ClassVar[float] = 120.0  # limit for measuring the GPU's rates

@@ -37,7 +37,7 @@ LARGEST_TILE = 128
 # The interpreter takes 5 ms for 16 keys, so larger windows are checked on a GPU only.
 INTERPRETED_KEYS = 512
 FRESH_PROCESSES = 3
-# The most keys of a segment of short and of long sequences: so few that even small batches are cut.
+# The most keys of a segment of short and of long sequences: few, so that even small batches are cut.
 FIXED_SPLIT = (128, 256)
 NEEDS_GPU = "it needs a GPU"
 # Elements that a signed 32-bit offset reaches.

@@ -37,7 +37,7 @@ FOUND = 9
 # Lines of the watched process on stderr: before it launches, and before the result in JSON.
 LAUNCHES, RESULT = "attention-tuner launches", "attention-tuner result "
 
-# For each element of q and the output: inputs while they are made, output, two references and their differences.
+# Bytes for each element of q and the output: inputs in the making, output, two references and their differences.
 _QUERY_BYTES = 40
 _PARTIAL_BYTES = 5 * OFFSETS
 _RESERVED = 2
