@@ -44,8 +44,9 @@ def merge_rows(
         acc = acc + gl.sum(values * weight[:, :, None], 1)
         row_max = new_max
     rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, rows_and_dims))
-    head = kv_head * GROUP + rows % GROUP
-    offset = (q_start + rows // GROUP).to(gl.int64) * strides.o_token + head * strides.o_head
+    offset = (
+        (q_start + rows // GROUP).to(gl.int64) * strides.o_token + (kv_head * GROUP + rows % GROUP) * strides.o_head
+    )
     result = acc / gl.convert_layout(row_sum, gl.SliceLayout(1, rows_and_dims))[:, None]
     gl.store(out + offset[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=(rows < num_rows)[:, None])
 

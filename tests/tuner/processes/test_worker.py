@@ -229,7 +229,8 @@ def test_an_illegal_access_is_one_variants_and_costs_the_process(default: Varian
         pid = worker.pid
         outcome = worker.run(faults.IllegalAccess(TASK, default, samples=3), 120)
         assert isinstance(outcome, Failed)
-        assert "illegal memory access" in outcome.reason
+        # An address far outside is "illegal", or of no memory at all, depending on where the cache lies.
+        assert "CUDA error" in outcome.reason
         outcome = worker.run(good, 120)
         assert isinstance(outcome, Timed)
         assert outcome.timing.regime == Regime("graph", "cold")
