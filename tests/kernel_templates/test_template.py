@@ -40,11 +40,16 @@ def test_the_interpreter_runs_variants_that_it_cannot_tell_apart_once():
 CUT, SMALL = Batch.parse("1x20@300,2x1@300"), AttentionSpec(4, 1, 64)
 
 
+def dtypes(argument: Any) -> Any:
+    """The dtypes of the tensors in an argument, which may be a tuple of others."""
+    return [dtypes(each) for each in argument] if isinstance(argument, tuple) else getattr(argument, "dtype", None)
+
+
 def code_of(variant: Variant, tensors: Tensors) -> list[Any]:
     """The kernels that `variant` launches for `CUT`, with their compile-time arguments and the dtypes of the others."""
     launcher, found = make_launcher(variant, SMALL, GPU), list[Any]()
     launcher.start = lambda kernel, grid, arguments, constants: found.append(
-        (kernel, constants, [getattr(argument, "dtype", None) for argument in arguments])
+        (kernel, constants, dtypes(arguments))
     )
     launcher.plan(CUT, "cpu")
     launcher.run(tensors)
