@@ -82,7 +82,7 @@ class Strides(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What the reduction is compiled with of a layer."""
+    """Sizes of a layer that the reduction is compiled with."""
 
     # Query heads per KV head.
     GROUP: int
@@ -90,7 +90,7 @@ class Heads(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What the attention kernel is compiled with of a layer."""
+    """Sizes and features of a layer that the attention kernel is compiled with."""
 
     # Query heads per KV head.
     GROUP: int
@@ -103,9 +103,9 @@ class Layer(NamedTuple):
 
 
 class Code(NamedTuple):
-    """How the attention kernel is compiled."""
+    """Compile-time choices of the attention kernel beside the layer and the tile shapes."""
 
-    # Of the pipelined loop over key tiles.
+    # Stages of the pipelined loop over key tiles.
     STAGES: int
     # K and V come through TMA ("tma"), or through pointers at offsets in "int32" or "int64".
     LOAD: str

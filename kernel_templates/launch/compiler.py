@@ -36,13 +36,16 @@ class _TargetDriver:
         self._target = GPUTarget("cuda", gpu.arch, 32)
 
     def get_current_target(self) -> GPUTarget:
+        """The target that Triton compiles for."""
         return self._target
 
     def get_current_device(self) -> int:
+        """A device number of the target's own."""
         # A kernel remembers the target of each device it was compiled for, so each target has a made-up device.
         return int(self._target.arch)
 
     def get_current_stream(self, device: int) -> int:
+        """The default stream."""
         return 0
 
 

@@ -14,9 +14,9 @@ class Room:
     """Room for a work list and its partial results."""
 
     items: int
-    # Of the reduction.
+    # Entries of the reduction.
     entries: int
-    # For each KV head.
+    # Rows of partial results for each KV head.
     partial_rows: int
 
     def holds(self, needed: Room) -> bool:
