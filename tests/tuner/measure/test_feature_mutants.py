@@ -52,7 +52,10 @@ CASES: dict[str, tuple[dict[str, Any], tuple[type[SplitAttention], ...]]] = {
     },
     "tree": ({"has_tree_mask": True}, (wrong.TreeIgnored, wrong.NeighboursBit, wrong.NeighboursWord)),
     "tree, window": ({"has_tree_mask": True, "sliding_window": 3}, (wrong.WindowOnTree, wrong.WindowOneTooMany)),
-    "head sizes": ({"head_dim": 80, "v_head_dim": 40}, (wrong.TailIgnored, wrong.TailOfValuesIgnored)),
+    "head sizes": (
+        {"num_q_heads": 2, "num_kv_heads": 1, "head_dim": 80, "v_head_dim": 40},
+        (wrong.TailIgnored, wrong.TailOfValuesIgnored),
+    ),
     "all but masks": (
         {"kv_dtype": "float8_e4m3fn", "logits_soft_cap": 50.0, "has_sinks": True, "has_alibi": True, "v_head_dim": 40},
         (wrong.CapAfterSlope, wrong.NeighboursKScale, wrong.SinkPerSegment),
@@ -142,7 +145,7 @@ def test_one_key_at_the_edge_of_the_window_is_seen_by_each_row(kv_len: int, muta
 def test_bugs_of_the_largest_trees_are_seen(
     num_tokens: int, mutants: tuple[type[SplitAttention], ...], kv_len: int
 ) -> None:
-    spec = AttentionSpec(2, 1, 64, has_tree_mask=True)
+    spec = AttentionSpec(1, 1, 32, has_tree_mask=True)
     judge = judge_of(spec, Batch(((2, 14), (num_tokens, kv_len - num_tokens))), 16)
     right = split(SplitAttention, judge)
     check = judge.judge(right.output(victim=1), right.lse(victim=1))
@@ -154,7 +157,7 @@ def test_bugs_of_the_largest_trees_are_seen(
 
 @pytest.mark.parametrize("kv_len", LENGTHS)
 def test_a_cap_by_exponentials_is_seen_once_scores_are_in_the_thousands(kv_len: int) -> None:
-    spec, batch = AttentionSpec(4, 2, 64, logits_soft_cap=50.0), Batch(((12, kv_len - 12),) * 2)
+    spec, batch = AttentionSpec(2, 1, 32, logits_soft_cap=50.0), Batch(((12, kv_len - 12),) * 2)
     tensors = make_tensors(spec, batch, 16, "cpu", 0)
     for size, is_seen in ((1.0, False), (512.0, True)):
         judge = Checker(spec, batch, 16, "cpu", tensors=dataclasses.replace(tensors, q=size * tensors.q))

@@ -36,7 +36,7 @@ def make_judge(kv_len: int, kind: str, dtype: str) -> Checker:
     """Two sequences, so that each has a neighbour; what each query head watches differs between them."""
     query_len = QUERY_LENS[kind]
     batch = Batch(((query_len, kv_len - query_len),) * 2)
-    return Checker(AttentionSpec(2 * GROUP, 2, 64, dtype), batch, 16, "cpu")
+    return Checker(AttentionSpec(2 * GROUP, 2, 32, dtype), batch, 16, "cpu")
 
 
 class DecodeBySegments:
